@@ -1,0 +1,78 @@
+"""What a pipeline may ask of the world, as a closed set of typed commands.
+
+`Command[A]` carries the type of its answer. `perform` is the one place where that type is taken on trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+if TYPE_CHECKING:
+    from endstop.core.events import Proposal
+    from endstop.core.model import ToolResult
+    from endstop.core.records import OperationRecord
+    from endstop.core.steps import Step
+
+__all__ = ["Command", "Execute", "Flow", "Recall", "Remember", "Returned", "Transact", "perform"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command(Generic[A]):
+    """One request to the driver; its answer is of type A."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transact(Command[A]):
+    """Run `step` in one durable transaction: reserve, settle or lose. Never abandoned half-way."""
+
+    step: Step[A]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """How a tool ended: with a value, or with an exception of its own. `took_us` is its running time."""
+
+    value: object = None
+    error: Exception | None = None
+    took_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execute(Command[Returned]):
+    """Call the tool, outside any transaction. A cancellation or interrupt is thrown into the pipeline."""
+
+    proposal: Proposal
+    operation: OperationRecord | None
+    call: Callable[[], object] = field(repr=False)
+    deadline_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall(Command["ToolResult[object] | None"]):
+    """The answer that the twin of this call got earlier in its round, when this process knows it."""
+
+    round_id: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remember(Command[None]):
+    """Keep this answer for twins of the call in its round."""
+
+    round_id: str
+    fingerprint: str
+    result: ToolResult[object] = field(repr=False)
+
+
+Flow = Generator["Command[object]", object, R]
+
+
+def perform(command: Command[A]) -> Generator[Command[object], object, A]:
+    """Ask the driver for `command` and give its answer its type."""
+    answer = yield cast("Command[object]", command)
+    return cast("A", answer)

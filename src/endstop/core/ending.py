@@ -1,0 +1,118 @@
+"""How a run ends: the latch, the state, the envelope and the stop entry, in one transaction and once a generation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from endstop.core import fold
+from endstop.core.envelope import CallNote, Envelope, LedgerSpan, OperationNote
+from endstop.core.messages import message_of
+from endstop.core.propose import argument_note
+from endstop.core.reasons import ENDINGS, Action, Reason
+from endstop.core.transitions import OperationState, RunEvent, run_next
+from endstop.errors import InvariantError
+
+if TYPE_CHECKING:
+    from endstop.core.events import Proposal, Verdict
+    from endstop.core.records import RunTransaction
+
+__all__ = ["IN_DOUBT_STATES", "call_note", "end_run", "figures"]
+
+IN_DOUBT_STATES = frozenset({OperationState.EXECUTING, OperationState.UNKNOWN, OperationState.MANUAL})
+OPERATIONS_LISTED_MAX = 200
+
+
+def call_note(proposal: Proposal) -> CallNote:
+    """A call as an envelope shows it."""
+    return CallNote(
+        tool=proposal.tool,
+        fingerprint=proposal.fingerprint,
+        args=argument_note(proposal.args),
+        call_id=proposal.call_id,
+        agent=proposal.agent,
+    )
+
+
+def figures(verdict: Verdict) -> dict[str, object]:
+    """A verdict's detail as entry fields: names and whole numbers only."""
+    found = {name: value for name, value in asdict(verdict.detail).items() if value is not None}
+    found.pop("tool", None)
+    found.pop("rule", None)
+    return {f"d.{name}": value for name, value in found.items()}
+
+
+def end_run(
+    txn: RunTransaction,
+    verdict: Verdict,
+    now_us: int,
+    *,
+    blocked: Proposal | None = None,
+    after: Proposal | None = None,
+    actor: str = "agent",
+    message: str = "",
+) -> Envelope:
+    """End the run with `verdict` and give its envelope; a run that has ended keeps the envelope it has."""
+    # 1. Once only.
+    if txn.evidence.ended is not None:
+        if txn.envelope is None:
+            msg = f"run {txn.run_id} has ended without an envelope"
+            raise InvariantError(msg)
+        return txn.envelope
+    reason = verdict.reason
+    if verdict.action is not Action.STOP or reason is None:
+        msg = f"a verdict of {verdict.action} cannot end run {txn.run_id}"
+        raise InvariantError(msg)
+    # 2. The entry, so that the envelope can name it.
+    text = message or message_of(verdict)
+    doubtful = blocked or after
+    seq = txn.append(
+        "complete" if reason is Reason.COMPLETE else "stop",
+        now_us,
+        {
+            "reason": reason.value, "guard": verdict.guard, "ok": reason is Reason.COMPLETE,
+            "call": None if doubtful is None else doubtful.call_id,
+            "fp": None if doubtful is None else doubtful.fingerprint,
+            "turn": txn.evidence.turns, "step": txn.evidence.steps, **figures(verdict),
+        },
+        actor=actor,
+    )  # fmt: skip
+    # 3. The operations as they stand, in doubt first.
+    known = sorted(txn.load_operations(), key=lambda item: (item.state not in IN_DOUBT_STATES, item.created_at_us))
+    doubts = tuple(item.operation_id for item in known if item.state in IN_DOUBT_STATES)
+    # 4. The latch and the state.
+    fold.ended(txn.evidence, reason, text, now_us)
+    txn.state = run_next(txn.state, _event(reason))
+    txn.envelope = Envelope(
+        run_id=txn.run_id,
+        generation=txn.generation,
+        terminal_reason=reason,
+        guard=verdict.guard,
+        message=text,
+        detail=verdict.detail,
+        blocked_call=None if blocked is None else call_note(blocked),
+        after_call=None if after is None else call_note(after),
+        last_safe_checkpoint=None if txn.checkpoint is None else txn.checkpoint.data,
+        progress_version=txn.evidence.progress_version,
+        external_state="in_doubt" if doubts else "known",
+        operations=tuple(
+            OperationNote(operation_id=o.operation_id, tool=o.tool, key_digest=o.key_digest, state=o.state.value)
+            for o in known[:OPERATIONS_LISTED_MAX]
+        ),
+        in_doubt=doubts,
+        counters=txn.evidence.counters(now_us),
+        spend_nanos=txn.evidence.spend_nanos,
+        next_allowed_action=ENDINGS[reason].next_action,
+        ledger=LedgerSpan(first=txn.first_seq, last=seq),
+        occurred_at_us=now_us,
+    )
+    txn.row_changed = txn.evidence_changed = True
+    return txn.envelope
+
+
+def _event(reason: Reason) -> RunEvent:
+    if reason is Reason.COMPLETE:
+        return RunEvent.COMPLETE
+    return RunEvent.PAUSE if reason is Reason.HUMAN_REQUIRED else RunEvent.STOP
+
+

@@ -1,0 +1,219 @@
+"""What a run's guards remember: a bounded fold over its events.
+
+`Evidence` is changed only by the functions of `endstop.core.fold`; `decide` reads it. Everything in it is bounded by a
+named limit, so that its packed form stays below `PACKED_BYTES_MAX` however long the run is. `pack` and `unpack` are
+inverse, by test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+import orjson
+
+from endstop.core.likeness import Sketch
+from endstop.core.likeness import sketch as sketch_of
+from endstop.core.model import Counters, Version
+from endstop.errors import StoreCorruptError
+
+__all__ = [
+    "ANSWERED_MAX",
+    "ANSWERS_MAX",
+    "CALLS_MAX",
+    "NEEDS_CHANGE",
+    "PACKED_BYTES_MAX",
+    "PENDING_MAX",
+    "ROUNDS_MAX",
+    "ROUND_CALLS_MAX",
+    "RUNGS_MAX",
+    "SOURCES_MAX",
+    "STREAKS_MAX",
+    "VERSIONS_MAX",
+    "WAITS_MAX",
+    "Evidence",
+    "LastAnswer",
+    "Pending",
+]
+
+CALLS_MAX: Final = 64
+ANSWERS_MAX: Final = 4
+SOURCES_MAX: Final = 64
+VERSIONS_MAX: Final = 64
+STREAKS_MAX: Final = 64
+RUNGS_MAX: Final = 64
+WAITS_MAX: Final = 64
+PENDING_MAX: Final = 256
+ROUNDS_MAX: Final = 8
+ROUND_CALLS_MAX: Final = 128
+ANSWERED_MAX: Final = 64
+NEEDS_CHANGE: Final = -1
+PACKED_BYTES_MAX: Final = 64 * 1024
+FORMAT: Final = 1
+
+
+@dataclass(slots=True)
+class Pending:
+    """A call that was let through and has no outcome yet."""
+
+    tool: str
+    fingerprint: str
+    effect: str
+    agent: str
+    since_us: int
+    operation_id: str | None = None
+    owner: str = ""
+
+
+@dataclass(slots=True)
+class LastAnswer:
+    """The call executed last, how often it ran back to back with this answer, and what is needed to compare it."""
+
+    fingerprint: str
+    answer: str
+    count: int
+    sketch: Sketch | None = None
+    text: str | None = None  # only in memory; a packed state carries the sketch
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The memory of one root run. See `endstop.core.fold` for how each event changes it."""
+
+    # -- what was used
+    steps: int = 0
+    turns: int = 0
+    retries: int = 0
+    handoffs: int = 0
+    blocked: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    spend_nanos: int = 0
+    held_tokens: int = 0
+    held_nanos: int = 0
+    # -- time: running since (0 = not running), and what earlier stretches took
+    running_since_us: int = 0
+    elapsed_us: int = 0
+    # -- life
+    generation: int = 1
+    epoch: int = 0
+    ended: str | None = None
+    ended_message: str = ""
+    frozen: bool = False
+    # -- the window since the last change: symbols (fingerprint, answer), newest last
+    trail: list[tuple[str, str]] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
+    last: LastAnswer | None = None
+    # -- the epoch's memory
+    calls: dict[str, dict[str, int]] = field(default_factory=dict)  # both levels: used last at the end
+    evictions: int = 0
+    stall: int = 0
+    stall_round: str | None = None
+    row_tool: str = ""
+    row_answer: str = ""
+    row_calls: list[str] = field(default_factory=list)
+    row_round: str | None = None
+    streaks: dict[str, int] = field(default_factory=dict)
+    streak_rounds: dict[str, str] = field(default_factory=dict)
+    polls: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    # -- progress
+    versions: dict[str, int | list[str]] = field(default_factory=dict)
+    version_floor: int | None = None
+    seeded: str | None = None
+    progress_version: Version | None = None
+    # -- the rounds under way: calls proposed in each, by fingerprint
+    rounds: dict[str, dict[str, int]] = field(default_factory=dict)
+    # -- calls that may be retried: fingerprint -> not before (us), or NEEDS_CHANGE
+    waits: dict[str, int] = field(default_factory=dict)
+    # -- ladder: loop identity -> rungs climbed
+    rungs: dict[str, int] = field(default_factory=dict)
+    # -- in flight: calls by id, and turns by id with (tokens held, nanos held)
+    pending: dict[str, Pending] = field(default_factory=dict)
+    turns_open: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # -- keys that the ledger already answered in this generation
+    answered: list[str] = field(default_factory=list)
+
+    def counters(self, now_us: int) -> Counters:
+        """The public counters at `now_us`."""
+        return Counters(
+            steps=self.steps,
+            turns=self.turns,
+            retries=self.retries,
+            handoffs=self.handoffs,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cache_read_tokens=self.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+            spend_nanos=self.spend_nanos,
+            elapsed_ms=self.elapsed_us_at(now_us) // 1_000,
+            blocked=self.blocked,
+        )
+
+    def elapsed_us_at(self, now_us: int) -> int:
+        """Running time in microseconds at `now_us`; a clock that went backwards adds nothing."""
+        if not self.running_since_us:
+            return self.elapsed_us
+        return self.elapsed_us + max(0, now_us - self.running_since_us)
+
+    def pack(self) -> bytes:
+        """This evidence as JSON bytes."""
+        return orjson.dumps([FORMAT, [_packed(getattr(self, name)) for name in _FIELD_NAMES]])
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Evidence:
+        """The evidence that `pack` wrote. Raises StoreCorruptError for anything else."""
+        try:
+            version, values = orjson.loads(data)
+            if version != FORMAT or len(values) != len(_FIELD_NAMES):
+                msg = f"the stored run state has format {version}; this code reads format {FORMAT}"
+                raise StoreCorruptError(msg)
+            evidence = cls(**dict(zip(_FIELD_NAMES, values, strict=True)))
+            _restore(evidence)
+        except (orjson.JSONDecodeError, TypeError, ValueError, KeyError) as error:
+            msg = "the stored run state cannot be read: restore the store from a backup, the run is refused"
+            raise StoreCorruptError(msg) from error
+        return evidence
+
+
+_FIELD_NAMES: Final = tuple(item.name for item in fields(Evidence))
+
+
+def _packed(value: object) -> object:
+    if type(value) is LastAnswer:
+        sketch = value.sketch
+        if sketch is None and value.text is not None:
+            sketch = sketch_of(value.text)
+        parts = None if sketch is None else sketch.pack()
+        return [value.fingerprint, value.answer, value.count, parts]
+    if type(value) is dict and value:
+        first = next(iter(value.values()))
+        if type(first) is Pending:
+            return {
+                name: [call.tool, call.fingerprint, call.effect, call.agent, call.since_us, call.operation_id, call.owner]
+                for name, call in value.items()
+            }
+    return value
+
+
+def _restore(evidence: Evidence) -> None:
+    """Give back their types to the parts that JSON flattened."""
+    evidence.trail = [(call, answer) for call, answer in evidence.trail]
+    evidence.polls = {name: (item[0], item[1], item[2]) for name, item in evidence.polls.items()}
+    evidence.turns_open = {name: (item[0], item[1]) for name, item in evidence.turns_open.items()}
+    raw_pending: dict[str, object] = dict(evidence.pending)
+    evidence.pending = {name: Pending(*_sequence(item)) for name, item in raw_pending.items()}
+    if evidence.last is not None:
+        call, answer, count, parts = _sequence(evidence.last)
+        evidence.last = LastAnswer(call, answer, count, None if parts is None else Sketch.unpack(parts))
+
+
+def _sequence(item: object) -> list:  # type: ignore[type-arg]  # JSON: the constructors check the shape
+    if not isinstance(item, list):
+        msg = "not a list"
+        raise TypeError(msg)
+    return item
+

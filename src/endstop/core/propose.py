@@ -1,0 +1,150 @@
+"""From a tool call to what the guards see: fingerprint, idempotency key, source of progress.
+
+Rule: only declared fields are left out of a fingerprint, and a key is a digest of separate canonical parts, never of
+text joined together.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from endstop.core.canonical import canonical_bytes, digest, digest_of, drop_paths, pick_paths, value_at
+from endstop.core.entries import safe_name
+from endstop.core.events import Proposal
+from endstop.core.reasons import Effect, ErrorClass
+from endstop.errors import NotCanonicalError
+
+if TYPE_CHECKING:
+    from endstop.core.model import ToolCall
+    from endstop.core.policy import ToolPolicy
+
+__all__ = ["argument_note", "fingerprint_of", "idempotency_key_of", "parsed_args", "progress_source", "propose"]
+
+KEY_CHARS_MAX: Final = 255
+NOTED_ARGS_MAX: Final = 32
+_OWNED: Final = (Effect.WRITE, Effect.UNKNOWN)
+
+
+def parsed_args(args: Mapping[str, object] | str) -> Mapping[str, object] | str:
+    """Argument text as an object when it is a JSON object; else the text as it is (a malformed call)."""
+    if not isinstance(args, str):
+        return args
+    try:
+        value = orjson.loads(args) if args.strip() else {}
+    except orjson.JSONDecodeError:
+        return args
+    return value if isinstance(value, dict) else args
+
+
+def fingerprint_of(name: str, args: Mapping[str, object] | str, tool: ToolPolicy, key: bytes = b"") -> str:
+    """The digest of a call: its tool and the canonical arguments that count.
+
+    `tool.identity` names the only arguments that count, `tool.volatile_args` those that do not; an identity that
+    selects nothing falls back to all arguments. Text that is no JSON object counts as raw text. `key` makes the digest
+    an HMAC. Raises NotCanonicalError when the arguments have no canonical form.
+    """
+    if isinstance(args, str):
+        return digest(b"raw\0" + name.encode() + b"\0" + unicodedata.normalize("NFC", args).encode(), key)
+    counted: object = args
+    if tool.identity:
+        counted = pick_paths(args, tool.identity) or args
+    if tool.volatile_args:
+        counted = drop_paths(counted, tool.volatile_args)
+    plain = counted if type(counted) is dict or not isinstance(counted, Mapping) else dict(counted)
+    return digest(b"call\0" + name.encode() + b"\0" + canonical_bytes(plain), key)
+
+
+def idempotency_key_of(
+    name: str, args: Mapping[str, object] | str, tool: ToolPolicy, *, key: bytes = b"", scope_value: str = ""
+) -> tuple[str | None, str | None]:
+    """The digest of this call's idempotency key, and what is missing when there is none.
+
+    The digest covers the scope and its value, the tool, the template and the canonical field values under `key`.
+    """
+    declared = tool.idempotency_key
+    if declared is None:
+        return None, "declare idempotency_key for this tool"
+    if isinstance(args, str):
+        return None, "arguments that are a JSON object"
+    if callable(declared):
+        made = declared(args)
+        if not isinstance(made, str) or not made or len(made) > KEY_CHARS_MAX:
+            return None, f"a key of 1 to {KEY_CHARS_MAX} characters from the declared key function"
+        template, values = "function", [made]
+    else:
+        fields = tool.key_fields
+        values = [value_at(args, field) for field in fields]
+        absent = [field for field, value in zip(fields, values, strict=True) if value is None or value == ""]
+        if absent:
+            return None, "a value for " + ", ".join(absent)
+        template = declared if isinstance(declared, str) else ",".join(fields)
+    return digest_of("key", tool.key_scope, scope_value, name, template, values, key=key), None
+
+
+def progress_source(name: str, args: Mapping[str, object] | str, tool: ToolPolicy, key: bytes = b"") -> str:
+    """The source whose progress version a result of this call carries: the tool and its declared scope fields."""
+    if not tool.progress_scope or isinstance(args, str):
+        return name
+    scoped = [value_at(args, path) for path in tool.progress_scope]
+    return f"{name}#{digest_of('source', scoped, key=key)}"
+
+
+def propose(
+    call: ToolCall,
+    tool: ToolPolicy,
+    *,
+    run_key: bytes = b"",
+    store_key: bytes = b"",
+    scope_value: str = "",
+    call_id: str = "",
+    fault: ErrorClass | None = None,
+) -> Proposal:
+    """The proposal for `call`. Arguments without a canonical form make a malformed call, never an error here."""
+    args = parsed_args(call.args)
+    try:
+        fingerprint = fingerprint_of(call.tool, args, tool, run_key)
+    except NotCanonicalError:
+        fingerprint = digest(b"unreadable\0" + call.tool.encode(), run_key)
+        fault = fault or ErrorClass.SCHEMA
+    if isinstance(args, str):
+        fault = fault or ErrorClass.SCHEMA
+    key_digest: str | None = None
+    missing: str | None = None
+    operation_fingerprint = ""
+    if tool.effect in _OWNED and fault is None:
+        if tool.effect is Effect.WRITE:
+            key_digest, missing = idempotency_key_of(call.tool, args, tool, key=store_key, scope_value=scope_value)
+        if store_key:
+            operation_fingerprint = fingerprint_of(call.tool, args, tool, store_key)
+    return Proposal(
+        tool=safe_name(call.tool),
+        effect=tool.effect,
+        fingerprint=fingerprint,
+        call_id=safe_name(call_id or call.call_id),
+        round_id=None if call.round_id is None else safe_name(call.round_id),
+        agent=safe_name(call.agent),
+        key_digest=key_digest,
+        operation_fingerprint=operation_fingerprint,
+        key_missing=missing,
+        replays_committed=tool.replays_committed,
+        change=call.change,
+        fault=fault,
+        declared=tool.declared,
+        args=args,
+    )
+
+
+def argument_note(args: Mapping[str, object] | str) -> tuple[tuple[str, str], ...]:
+    """The arguments as an envelope may show them: each name with its value's type and size, never the value."""
+    if isinstance(args, str):
+        return (("(unparsed text)", f"{len(args)} characters"),)
+    return tuple((name[:80], _size_note(args[name])) for name in sorted(args)[:NOTED_ARGS_MAX])
+
+
+def _size_note(value: object) -> str:
+    kind = type(value).__name__
+    return f"{kind}[{len(value)}]" if isinstance(value, str | bytes | list | tuple | dict) else kind

@@ -1,0 +1,359 @@
+"""What one transaction does for a tool call: reserve before, settle after.
+
+A step is a frozen record with one pure method, `apply(txn)`: it reads and changes the working copy of one run and
+returns its answer. The store gives the working copy, runs the step inside one transaction and saves what changed. So
+every store decides alike, and the same steps run in the simulator.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from endstop.core import fold, loops
+from endstop.core.canonical import digest
+from endstop.core.codec import result_data
+from endstop.core.decide import decide_call
+from endstop.core.ending import end_run, figures
+from endstop.core.entries import INT_MAX
+from endstop.core.events import OperationView, Proposal, Verdict
+from endstop.core.observe import Measured, observe
+from endstop.core.reasons import Action, ErrorClass, Status
+from endstop.core.records import OperationRecord, RunTransaction
+from endstop.core.transitions import OperationEvent, OperationState, operation_next
+from endstop.errors import InvariantError
+
+if TYPE_CHECKING:
+    from endstop.core.envelope import Envelope
+    from endstop.core.events import Observation
+    from endstop.core.model import ToolResult
+    from endstop.core.policy import Policy, ToolPolicy
+
+__all__ = ["CallReserved", "CallSettled", "LoseCall", "ReserveCall", "SettleCall", "Step", "operation_event", "version_symbol"]
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Generic[A]):
+    """One change of one run. `operation_key` names the operation record that the store reads with the run."""
+
+    run_id: str
+    now_us: int
+
+    @property
+    def operation_key(self) -> str | None:
+        """The id of the operation that `apply` needs, or None."""
+        return None
+
+    @abstractmethod
+    def apply(self, txn: RunTransaction) -> A:
+        """Change `txn` and answer. Pure but for `txn`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallReserved:
+    """The answer to ReserveCall. `operation` is set when this call owns one; `envelope` when the run is over."""
+
+    verdict: Verdict
+    operation: OperationRecord | None = None
+    stored: OperationRecord | None = None
+    envelope: Envelope | None = None
+    elapsed_us: int = 0
+    wall_ms_max: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveCall(Step[CallReserved]):
+    """May this tool call run? On yes, its dispatch intent is durable with the same commit."""
+
+    policy: Policy
+    proposal: Proposal
+    operation_id: str | None
+    owner_id: str
+    input_digest: str = ""
+    actor: str = "agent"
+
+    @property
+    def operation_key(self) -> str | None:
+        """The operation behind the call's key, or behind its run and call id."""
+        return self.operation_id
+
+    def apply(self, txn: RunTransaction) -> CallReserved:
+        """Decide, then write either the intent or the refusal, with the same evidence."""
+        evidence, proposal = txn.evidence, self.proposal
+        policy = txn.effective(self.policy)
+        # 1. Decide on what is stored now.
+        verdict = decide_call(
+            policy, evidence, proposal, self.now_us, controls=txn.controls, operation=_view(txn)
+        )
+        elapsed_us = evidence.elapsed_us_at(self.now_us)
+        # 2. Over: nothing but the end is written.
+        if verdict.action is Action.STOP:
+            first = evidence.ended is None
+            if first:
+                self._note(txn, "call_refused", verdict)
+            envelope = end_run(txn, verdict, self.now_us, blocked=proposal)
+            return CallReserved(
+                verdict=verdict, envelope=envelope, elapsed_us=elapsed_us, wall_ms_max=policy.limits.wall_ms_max
+            )
+        txn.evidence_changed = True
+        # 3. Refused, put off or answered from the ledger: evidence, but no side effect.
+        if verdict.action is not Action.EXECUTE:
+            if verdict.action is Action.REPLAY:
+                fold.replayed(evidence, proposal, verdict)
+                self._note(txn, "call_replayed", verdict)
+            else:
+                fold.refused(evidence, proposal, verdict)
+                self._note(txn, "call_refused", verdict)
+            return CallReserved(
+                verdict=verdict, stored=txn.operation, elapsed_us=elapsed_us, wall_ms_max=policy.limits.wall_ms_max
+            )
+        # 4. Let through: intent, evidence and entry.
+        operation = self._dispatch(txn) if self.operation_id is not None else None
+        fold.let_through(evidence, proposal, verdict, self.now_us, None if operation is None else self.operation_id)
+        evidence.pending[proposal.call_id].owner = self.owner_id
+        self._note(txn, "call_intent", verdict)
+        return CallReserved(
+            verdict=verdict, operation=operation, elapsed_us=elapsed_us, wall_ms_max=policy.limits.wall_ms_max
+        )
+
+    def _dispatch(self, txn: RunTransaction) -> OperationRecord:
+        old, proposal = txn.operation, self.proposal
+        state = operation_next(None if old is None else old.state, OperationEvent.DISPATCH)
+        if old is None:
+            record = OperationRecord(
+                operation_id=self.operation_id or "", tool=proposal.tool, key_digest=proposal.key_digest,
+                fingerprint=proposal.operation_fingerprint, state=state, run_id=txn.run_id, generation=txn.generation,
+                call_id=proposal.call_id, owner_id=self.owner_id, effect=proposal.effect.value,
+                created_at_us=self.now_us, dispatched_at_us=self.now_us,
+            )  # fmt: skip
+            txn.put_operation(record, 0)
+            return record
+        record = replace(
+            old, state=state, attempt=old.attempt + 1, fence=old.fence + 1, run_id=txn.run_id,
+            generation=txn.generation, call_id=proposal.call_id, owner_id=self.owner_id,
+            dispatched_at_us=self.now_us, settled_at_us=None, outcome=None, result=None, result_kind=None,
+            result_digest=None,
+        )  # fmt: skip
+        txn.put_operation(record, old.fence)
+        return record
+
+    def _note(self, txn: RunTransaction, kind: str, verdict: Verdict) -> None:
+        proposal = self.proposal
+        seq = txn.append(
+            kind,
+            self.now_us,
+            {
+                "tool": proposal.tool, "effect": proposal.effect.value, "fp": proposal.fingerprint,
+                "call": proposal.call_id, "round": proposal.round_id, "agent": proposal.agent,
+                "op": self.operation_id, "key": proposal.key_digest, "owner": self.owner_id,
+                "retry": 1 if verdict.is_retry else None,
+                "action": verdict.action.value, "reason": verdict.reason, "guard": verdict.guard,
+                "loop": verdict.loop, "warn": 1 if verdict.warn else None,
+                "observed": 1 if verdict.observed else None, "rule": _rule(verdict),
+                "turn": txn.evidence.turns, "step": txn.evidence.steps, **figures(verdict),
+            },
+            actor=self.actor,
+        )  # fmt: skip
+        if self.input_digest:
+            txn.input_digests.append((seq, self.input_digest))
+
+
+def _rule(verdict: Verdict) -> str | None:
+    """Only a deny rule's own id goes into an entry; other rules are sentences."""
+    return verdict.detail.rule if verdict.guard == "deny" else None
+
+
+def _view(txn: RunTransaction) -> OperationView | None:
+    record = txn.operation
+    if record is None:
+        return None
+    return OperationView(
+        operation_id=record.operation_id,
+        state=record.state.value,
+        fingerprint=record.fingerprint,
+        call_id=record.call_id,
+        same_run=record.run_id == txn.run_id,
+        generation=record.generation,
+        attempt=record.attempt,
+        not_before_us=record.not_before_us,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettled:
+    """The answer to SettleCall: what follows, and the run's end when this result (or an operator) ended it.
+
+    `accepted` is False when a newer attempt owns the operation: this outcome was only noted.
+    """
+
+    verdict: Verdict
+    seen: Observation
+    operation: OperationRecord | None = None
+    envelope: Envelope | None = None
+    accepted: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleCall(Step[CallSettled]):
+    """A tool call has an outcome: the operation's, the evidence, the entry, and the decision that follows."""
+
+    policy: Policy
+    tool: ToolPolicy
+    proposal: Proposal
+    measured: Measured
+    result: ToolResult[object] = field(repr=False)
+    operation: OperationRecord | None = None
+    took_us: int = 0
+    lost: bool = False
+    actor: str = "agent"
+
+    @property
+    def operation_key(self) -> str | None:
+        """The operation that this call owns."""
+        return None if self.operation is None else self.operation.operation_id
+
+    def apply(self, txn: RunTransaction) -> CallSettled:
+        """Settle and judge. A late outcome on an ended run is recorded and judges nothing."""
+        evidence, policy = txn.evidence, txn.effective(self.policy)
+        accepted = True
+        # 1. The operation, by compare-and-set on attempt, fence and state.
+        if self.operation is not None:
+            accepted = _settle_operation(txn, self.operation, self.result, self.now_us, lost=self.lost)
+        # 2. The evidence.
+        seen = observe(evidence, self.proposal, self.measured, self.now_us)
+        fold.settled(evidence, seen, policy.limits, self.now_us)
+        txn.evidence_changed = True
+        # 3. The entry.
+        _note_result(txn, seen, self, accepted=accepted)
+        # 4. What follows.
+        if evidence.ended is not None:
+            return CallSettled(
+                verdict=Verdict(action=Action.STOP, guard="latch"), seen=seen, operation=txn.operation,
+                envelope=txn.envelope, accepted=accepted,
+            )  # fmt: skip
+        verdict = loops.after(policy, evidence, seen, self.tool)
+        if verdict.action is Action.STOP:
+            envelope = end_run(txn, verdict, self.now_us, after=self.proposal, message=self.result.message or "")
+            return CallSettled(
+                verdict=verdict, seen=seen, operation=txn.operation, envelope=envelope, accepted=accepted
+            )
+        fold.climbed_after(evidence, verdict)
+        return CallSettled(verdict=verdict, seen=seen, operation=txn.operation, accepted=accepted)
+
+
+def operation_event(result: ToolResult[object]) -> OperationEvent:
+    """What a result proves of its write. Anything that is no proof is `LOST`."""
+    committed = result.side_effect_committed
+    if committed is True:
+        return OperationEvent.APPLIED
+    if result.error_class is ErrorClass.OUTCOME_UNKNOWN:
+        return OperationEvent.LOST
+    if committed is False:
+        return OperationEvent.NOT_APPLIED
+    if not result.failed:
+        return OperationEvent.APPLIED
+    if result.error_class in (ErrorClass.TIMEOUT, ErrorClass.OUTAGE):
+        return OperationEvent.LOST
+    return OperationEvent.REFUSED if result.status is Status.FATAL else OperationEvent.NOT_APPLIED
+
+
+def _settle_operation(
+    txn: RunTransaction, owned: OperationRecord, result: ToolResult[object], now_us: int, *, lost: bool
+) -> bool:
+    stored = txn.operation
+    if stored is None:
+        msg = f"operation {owned.operation_id} was dispatched but is not stored"
+        raise InvariantError(msg)
+    if stored.attempt != owned.attempt or stored.fence != owned.fence:
+        return False
+    event = OperationEvent.LOST if lost else operation_event(result)
+    if stored.state not in (OperationState.EXECUTING, OperationState.UNKNOWN, OperationState.MANUAL):
+        return False
+    if event is OperationEvent.LOST and stored.state is not OperationState.EXECUTING:
+        return True
+    state = operation_next(stored.state, event)
+    data, kind = result_data(result) if event is not OperationEvent.LOST else (None, "none")
+    wait_ms = result.retry_after_ms or 0
+    txn.put_operation(
+        replace(
+            stored, state=state, settled_at_us=now_us, outcome=_OUTCOMES[event], result=data, result_kind=kind,
+            not_before_us=now_us + wait_ms * 1_000 if wait_ms else 0,
+        ),
+        stored.fence,
+    )  # fmt: skip
+    return True
+
+
+_OUTCOMES: Final = {
+    OperationEvent.APPLIED: "applied",
+    OperationEvent.NOT_APPLIED: "not_applied",
+    OperationEvent.REFUSED: "not_applied",
+    OperationEvent.LOST: "unknown",
+}
+
+
+def _note_result(txn: RunTransaction, seen: Observation, step: SettleCall, *, accepted: bool) -> None:
+    operation = txn.operation
+    txn.append(
+        "result",
+        step.now_us,
+        {
+            "tool": seen.tool, "effect": seen.effect.value, "fp": seen.fingerprint, "call": seen.call_id,
+            "round": seen.round_id, "agent": seen.agent, "status": seen.status.value, "answer": seen.answer,
+            "mute": None if seen.evidence else 1, "old": None if seen.news else 1,
+            "changed": 1 if seen.changed else None, "progress": 1 if seen.progress else None,
+            "cls": seen.error_class, "sym": seen.error_symbol, "src": seen.version_source,
+            "ver": version_symbol(seen.version), "undeclared": None if seen.declared else 1,
+            "failed": 1 if seen.failed else None, "nb": seen.not_before_us, "op": step.operation_key,
+            "op_state": None if operation is None else operation.state.value, "late": None if accepted else 1,
+            "ms": step.took_us // 1_000, "ok": not seen.failed,
+            "turn": txn.evidence.turns, "step": txn.evidence.steps,
+        },
+        actor=step.actor,
+    )  # fmt: skip
+
+
+def version_symbol(version: int | str | None) -> int | str | None:
+    """A progress version as an entry holds it: numbers as they are, opaque text as a digest."""
+    if version is None or (isinstance(version, int) and abs(version) <= INT_MAX):
+        return version
+    return digest(str(version).encode("utf-8", "replace"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoseCall(Step[OperationRecord | None]):
+    """A call that was let through ended without an outcome: cancelled, or its process died. Its write is UNKNOWN."""
+
+    proposal: Proposal
+    operation: OperationRecord | None = None
+    cause: str = "cancelled"
+    actor: str = "agent"
+
+    @property
+    def operation_key(self) -> str | None:
+        """The operation that this call owns."""
+        return None if self.operation is None else self.operation.operation_id
+
+    def apply(self, txn: RunTransaction) -> OperationRecord | None:
+        """Forget the call as evidence; mark what it may have done."""
+        fold.abandoned(txn.evidence, self.proposal.call_id)
+        txn.evidence_changed = True
+        stored, owned = txn.operation, self.operation
+        if stored is not None and owned is not None and stored.fence == owned.fence:
+            if stored.state is OperationState.EXECUTING:
+                state = operation_next(stored.state, OperationEvent.LOST)
+                record = replace(stored, state=state, settled_at_us=self.now_us, outcome="unknown", reason=self.cause)
+                txn.put_operation(record, stored.fence)
+        txn.append(
+            "lost",
+            self.now_us,
+            {
+                "tool": self.proposal.tool, "call": self.proposal.call_id, "fp": self.proposal.fingerprint,
+                "op": self.operation_key, "cause": self.cause, "turn": txn.evidence.turns, "step": txn.evidence.steps,
+            },
+            actor=self.actor,
+        )  # fmt: skip
+        return txn.operation

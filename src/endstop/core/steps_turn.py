@@ -1,0 +1,182 @@
+"""What one transaction does for a model call, a handoff and a child."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from endstop.core import fold
+from endstop.core.decide import decide_child, decide_handoff, decide_turn
+from endstop.core.ending import end_run, figures
+from endstop.core.entries import safe_name
+from endstop.core.events import Verdict
+from endstop.core.reasons import Action
+from endstop.core.records import ChildRecord
+from endstop.core.steps import Step
+
+if TYPE_CHECKING:
+    from endstop.core.envelope import Envelope
+    from endstop.core.events import Proposal, TurnProposal
+    from endstop.core.model import Usage
+    from endstop.core.policy import Policy
+    from endstop.core.records import RunTransaction
+
+__all__ = ["ReserveChild", "ReserveHandoff", "ReserveTurn", "SettleTurn", "StepAnswer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAnswer:
+    """A verdict, and the run's end when there is one."""
+
+    verdict: Verdict
+    envelope: Envelope | None = None
+    elapsed_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveTurn(Step[StepAnswer]):
+    """May this model call leave? On yes its worst case is held with the same commit."""
+
+    policy: Policy
+    proposal: TurnProposal
+    input_digest: str = ""
+    actor: str = "agent"
+
+    def apply(self, txn: RunTransaction) -> StepAnswer:
+        """Decide; hold the bounds or write the refusal."""
+        policy, proposal = txn.effective(self.policy), self.proposal
+        verdict = decide_turn(policy, txn.evidence, proposal, self.now_us, controls=txn.controls)
+        elapsed_us = txn.evidence.elapsed_us_at(self.now_us)
+        go = verdict.action is Action.EXECUTE
+        if go:
+            fold.turn_let_through(txn.evidence, proposal)
+        if txn.evidence.ended is None:
+            seq = txn.append(
+                "turn_intent" if go else "turn_refused",
+                self.now_us,
+                {
+                    "call": proposal.call_id, "model": safe_name(proposal.model), "agent": proposal.agent,
+                    "tokens_bound": proposal.tokens_bound, "nanos_bound": proposal.nanos_bound,
+                    "retry": 1 if proposal.is_retry else None, "reason": verdict.reason, "guard": verdict.guard,
+                    "observed": 1 if verdict.observed else None,
+                    "turn": txn.evidence.turns, "step": txn.evidence.steps, **figures(verdict),
+                },
+                actor=self.actor,
+            )  # fmt: skip
+            if self.input_digest:
+                txn.input_digests.append((seq, self.input_digest))
+        txn.evidence_changed = True
+        if verdict.action is Action.STOP:
+            return StepAnswer(
+                verdict=verdict, envelope=end_run(txn, verdict, self.now_us), elapsed_us=elapsed_us
+            )
+        return StepAnswer(verdict=verdict, elapsed_us=elapsed_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleTurn(Step[StepAnswer]):
+    """A model call has ended: give back its hold and post what it used. `fault` names a provider's failure."""
+
+    call_id: str
+    usage: Usage
+    spend_nanos: int
+    took_us: int = 0
+    model: str = ""
+    estimated: bool = False
+    fault: str | None = None
+    actor: str = "agent"
+
+    def apply(self, txn: RunTransaction) -> StepAnswer:
+        """Post and note."""
+        usage = self.usage
+        fold.turn_settled(txn.evidence, self.call_id, usage, self.spend_nanos)
+        txn.evidence_changed = True
+        txn.append(
+            "turn",
+            self.now_us,
+            {
+                "call": self.call_id, "model": safe_name(self.model), "in": usage.input_tokens,
+                "out": usage.output_tokens, "cache_read": usage.cache_read_tokens or None,
+                "cache_write": usage.cache_write_tokens or None, "reasoning": usage.reasoning_tokens or None,
+                "nanos": self.spend_nanos, "tokens": usage.total_tokens, "ms": self.took_us // 1_000,
+                "estimated": 1 if self.estimated else None, "fault": self.fault, "ok": self.fault is None,
+                "turn": txn.evidence.turns, "step": txn.evidence.steps,
+            },
+            actor=self.actor,
+        )  # fmt: skip
+        if txn.evidence.ended is not None:
+            return StepAnswer(verdict=Verdict(action=Action.STOP, guard="latch"), envelope=txn.envelope)
+        return StepAnswer(verdict=Verdict())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveHandoff(Step[StepAnswer]):
+    """May one agent hand the run to another?"""
+
+    policy: Policy
+    proposal: Proposal
+
+    def apply(self, txn: RunTransaction) -> StepAnswer:
+        """Decide and count."""
+        policy = txn.effective(self.policy)
+        verdict = decide_handoff(policy, txn.evidence, self.proposal, self.now_us, controls=txn.controls)
+        return _reserved(txn, verdict, self.proposal, "handoff", self.now_us, policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveChild(Step[StepAnswer]):
+    """May a child run start at `depth`? Its record is written by the store with the same commit."""
+
+    policy: Policy
+    proposal: Proposal
+    child_run_id: str
+    parent_run_id: str
+    depth: int
+
+    def apply(self, txn: RunTransaction) -> StepAnswer:
+        """Decide and note."""
+        policy = txn.effective(self.policy)
+        verdict = decide_child(policy, txn.evidence, self.depth, self.now_us, controls=txn.controls)
+        if verdict.action is Action.EXECUTE:
+            txn.children.append(
+                ChildRecord(
+                    run_id=self.child_run_id, root_run_id=txn.run_id, parent_run_id=self.parent_run_id,
+                    depth=self.depth, agent=self.proposal.agent, created_at_us=self.now_us,
+                )
+            )  # fmt: skip
+        return _reserved(txn, verdict, self.proposal, "child", self.now_us, policy, self.child_run_id)
+
+
+def _reserved(
+    txn: RunTransaction,
+    verdict: Verdict,
+    proposal: Proposal,
+    kind: str,
+    now_us: int,
+    policy: Policy,
+    child_run_id: str | None = None,
+) -> StepAnswer:
+    if verdict.action is Action.EXECUTE:
+        if kind == "handoff":
+            fold.handed_off(txn.evidence, proposal, verdict, policy.limits)
+        else:
+            fold.child_started(txn.evidence, verdict)
+    elif verdict.action is Action.BLOCK:
+        fold.refused(txn.evidence, proposal, verdict)
+    txn.evidence_changed = True
+    if txn.evidence.ended is None:
+        txn.append(
+            kind if verdict.action is Action.EXECUTE else "call_refused",
+            now_us,
+            {
+                "tool": proposal.tool, "effect": proposal.effect.value, "fp": proposal.fingerprint,
+                "call": proposal.call_id, "round": proposal.round_id, "agent": proposal.agent,
+                "child": child_run_id, "action": verdict.action.value, "reason": verdict.reason,
+                "guard": verdict.guard, "loop": verdict.loop, "warn": 1 if verdict.warn else None,
+                "observed": 1 if verdict.observed else None,
+                "turn": txn.evidence.turns, "step": txn.evidence.steps, **figures(verdict),
+            },
+        )  # fmt: skip
+    if verdict.action is Action.STOP:
+        return StepAnswer(verdict=verdict, envelope=end_run(txn, verdict, now_us, blocked=proposal))
+    return StepAnswer(verdict=verdict)

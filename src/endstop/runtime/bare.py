@@ -1,0 +1,276 @@
+"""The bare guard: the pure core with nothing around it but a lock and a clock. In memory, no store, no I/O.
+
+    guard = LoopGuard()
+    decision = guard.before(ToolCall(tool="search", args={"q": "x"}))
+    if decision.action == "execute":
+        decision = guard.after(call, ToolResult(value=search("x")))
+
+It keeps the same evidence as a durable run, so that a call is decided the same way by both.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from endstop.core import fold, loops
+from endstop.core.decide import decide_call, decide_turn
+from endstop.core.events import OperationView, Proposal, TurnProposal, Verdict
+from endstop.core.evidence import Evidence
+from endstop.core.messages import message_of, warning_of
+from endstop.core.model import Block, Counters, Decision, Execute, Replay, Stop, ToolCall, ToolResult, Usage, Wait
+from endstop.core.observe import as_result, checked, measure, observe
+from endstop.core.policy import Policy, ToolPolicy
+from endstop.core.propose import propose
+from endstop.core.reasons import Action, Effect, ErrorClass, Reason
+
+if TYPE_CHECKING:
+    from endstop.core.model import Version
+
+__all__ = ["LoopGuard", "decision_of"]
+
+_NO_EFFECT_YET: Final = (Effect.READ, Effect.POLL, Effect.WAIT)
+
+
+def _monotonic_us() -> int:
+    return time.monotonic_ns() // 1_000
+
+
+class LoopGuard:
+    """Every guard of one run, in memory. Safe to share between threads.
+
+    `clock` returns microseconds; the run's time starts at the first call. `initial_progress_version` is the progress
+    version of an earlier stretch: an unchanged first result is then no progress.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        initial_progress_version: Version | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._policy = policy or Policy()
+        self._clock = clock or _monotonic_us
+        self._lock = threading.Lock()
+        self._evidence = Evidence()
+        self._operations: dict[str, OperationView] = {}
+        self._results: dict[str, ToolResult[object]] = {}
+        self._open: dict[str, list[Proposal]] = {}
+        self._serial = 0
+        if initial_progress_version is not None:
+            fold.seed_version(self._evidence, initial_progress_version)
+
+    @property
+    def policy(self) -> Policy:
+        """What calls are judged against."""
+        return self._policy
+
+    @property
+    def evidence(self) -> Evidence:
+        """The run's evidence, for reading only."""
+        return self._evidence
+
+    @property
+    def counters(self) -> Counters:
+        """What was used so far."""
+        with self._lock:
+            return self._evidence.counters(self._clock())
+
+    @property
+    def ended(self) -> Reason | None:
+        """Why the run is over, or None."""
+        ended = self._evidence.ended
+        return None if ended is None else Reason(ended)
+
+    def before(self, call: ToolCall, *, fault: ErrorClass | None = None) -> Decision:
+        """May `call` run now? Pass `fault` when the host already knows that it cannot (an unknown tool, a refusal)."""
+        tool = self._policy.tool(call.tool)
+        with self._lock:
+            now_us = self._now()
+            self._serial += 1
+            proposal = propose(call, tool, call_id=call.call_id or f"#{self._serial}", fault=fault)
+            operation = self._operations.get(proposal.key_digest) if proposal.key_digest is not None else None
+            verdict = decide_call(self._policy, self._evidence, proposal, now_us, operation=operation)
+            self._fold(proposal, verdict, now_us)
+        return decision_of(verdict, proposal, now_us, result=self._result_of(proposal, verdict))
+
+    def after(self, call: ToolCall, result: ToolResult[object] | object) -> Decision:
+        """What follows from `result`, the answer to the `call` that `before` let through: go on, or stop."""
+        tool = self._policy.tool(call.tool)
+        answer = checked(as_result(result), tool)
+        with self._lock:
+            now_us = self._now()
+            proposal = self._opened(call, tool)
+            measured = measure(answer, proposal, tool)
+            seen = observe(self._evidence, proposal, measured, now_us)
+            fold.settled(self._evidence, seen, self._policy.limits, now_us)
+            self._settle_operation(proposal, answer)
+            verdict = loops.after(self._policy, self._evidence, seen, tool)
+            self._conclude(verdict, now_us)
+        return decision_of(verdict, proposal, now_us)
+
+    def before_turn(
+        self, *, input_tokens_max: int | None = None, output_tokens_max: int | None = None, model: str = ""
+    ) -> Decision:
+        """May the next model call leave? The bounds are the most tokens it can use, where they are known."""
+        known = [bound for bound in (input_tokens_max, output_tokens_max) if bound is not None]
+        with self._lock:
+            now_us = self._now()
+            self._serial += 1
+            proposal = TurnProposal(
+                call_id=f"turn#{self._serial}", model=model, tokens_bound=sum(known) if known else None
+            )
+            verdict = decide_turn(self._policy, self._evidence, proposal, now_us)
+            if verdict.action is Action.EXECUTE:
+                fold.turn_let_through(self._evidence, proposal)
+            self._conclude(verdict, now_us)
+        return decision_of(verdict, None, now_us)
+
+    def after_turn(
+        self,
+        *,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cache_read_tokens: int = 0,
+        reasoning_tokens: int = 0,
+        spend_nanos: int = 0,
+    ) -> Decision:
+        """Post what the oldest open model call used (totals in tokens, spend in nano-dollars)."""
+        usage = Usage(
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cache_read_tokens=cache_read_tokens,
+            reasoning_tokens=reasoning_tokens,
+        )
+        with self._lock:
+            now_us = self._now()
+            oldest = next(iter(self._evidence.turns_open), "")
+            fold.turn_settled(self._evidence, oldest, usage, spend_nanos)
+            ended = self._evidence.ended
+        verdict = Verdict() if ended is None else Verdict(action=Action.STOP, reason=Reason(ended), guard="latch")
+        return decision_of(verdict, None, now_us)
+
+    def user_input(self) -> None:
+        """A real person spoke: a new epoch. Never call this for text that a host injects."""
+        with self._lock:
+            fold.user_input(self._evidence)
+
+    # -- Parts
+
+    def _now(self) -> int:
+        now_us = self._clock()
+        if not self._evidence.running_since_us and self._evidence.ended is None:
+            # A clock may start at zero; zero marks "not running", so time is counted from one.
+            fold.started(self._evidence, max(now_us, 1))
+        return now_us
+
+    def _fold(self, proposal: Proposal, verdict: Verdict, now_us: int) -> None:
+        match verdict.action:
+            case Action.EXECUTE:
+                operation_id = self._begin(proposal)
+                fold.let_through(self._evidence, proposal, verdict, now_us, operation_id)
+                self._open.setdefault(proposal.call_id, []).append(proposal)
+            case Action.REPLAY:
+                fold.replayed(self._evidence, proposal, verdict)
+            case Action.BLOCK | Action.WAIT:
+                fold.refused(self._evidence, proposal, verdict)
+            case Action.STOP:
+                self._conclude(verdict, now_us)
+
+    def _conclude(self, verdict: Verdict, now_us: int) -> None:
+        if verdict.action is not Action.STOP:
+            fold.climbed_after(self._evidence, verdict)
+        elif self._evidence.ended is None and verdict.reason is not None:
+            fold.ended(self._evidence, verdict.reason, message_of(verdict), now_us)
+
+    def _opened(self, call: ToolCall, tool: ToolPolicy) -> Proposal:
+        """The proposal that `before` let through for this call; made again when `before` was not asked."""
+        found = self._open.get(call.call_id)
+        if found is None and not call.call_id:
+            wanted = propose(call, tool).fingerprint
+            for call_id, proposals in self._open.items():
+                if proposals[0].fingerprint == wanted:
+                    found = self._open[call_id]
+                    break
+        if not found:
+            return propose(call, tool, call_id=call.call_id or "#0")
+        proposal = found.pop()
+        if not found:
+            self._open.pop(proposal.call_id, None)
+        return proposal
+
+    def _begin(self, proposal: Proposal) -> str | None:
+        """The dispatch intent of a write: from now on its key is taken."""
+        if proposal.key_digest is None:
+            return None
+        self._operations[proposal.key_digest] = self._view(proposal, "EXECUTING")
+        return proposal.key_digest
+
+    def _settle_operation(self, proposal: Proposal, result: ToolResult[object]) -> None:
+        key = proposal.key_digest
+        if key is None:
+            return
+        # A tool that reports a failure says that nothing was done, unless it says otherwise.
+        if result.error_class is ErrorClass.OUTCOME_UNKNOWN or (
+            result.error_class in loops.UNCOUNTED_CLASSES and result.side_effect_committed is None
+        ):
+            self._operations[key] = self._view(proposal, "UNKNOWN")
+        elif result.failed and result.side_effect_committed is not True:
+            del self._operations[key]
+        else:
+            self._operations[key] = self._view(proposal, "COMMITTED")
+            self._results[key] = result
+
+    def _view(self, proposal: Proposal, state: str) -> OperationView:
+        return OperationView(
+            operation_id=proposal.key_digest or "",
+            state=state,
+            fingerprint=proposal.fingerprint,
+            call_id=proposal.call_id,
+            same_run=True,
+            generation=self._evidence.generation,
+        )
+
+    def _result_of(self, proposal: Proposal, verdict: Verdict) -> ToolResult[object] | None:
+        if verdict.action is not Action.REPLAY or proposal.key_digest is None:
+            return None
+        return self._results.get(proposal.key_digest)
+
+
+def decision_of(
+    verdict: Verdict, proposal: Proposal | None, now_us: int, *, result: ToolResult[object] | None = None
+) -> Decision:
+    """The public decision for a verdict."""
+    fingerprint = proposal.fingerprint if proposal is not None else ""
+    message = message_of(verdict)
+    match verdict.action:
+        case Action.EXECUTE:
+            warning = None if proposal is None else warning_of(verdict, proposal.effect)
+            return Execute(
+                reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint,
+                detail=verdict.detail, warning=warning, observed=verdict.observed,
+            )  # fmt: skip
+        case Action.REPLAY:
+            return Replay(
+                reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint,
+                detail=verdict.detail, result=result,
+            )  # fmt: skip
+        case Action.WAIT:
+            return Wait(
+                reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint,
+                detail=verdict.detail, until_us=verdict.until_us,
+                retry_after_ms=-(-max(0, verdict.until_us - now_us) // 1_000),
+            )  # fmt: skip
+        case Action.BLOCK:
+            return Block(
+                reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint,
+                detail=verdict.detail,
+            )  # fmt: skip
+        case Action.STOP:
+            return Stop(
+                reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint,
+                detail=verdict.detail,
+            )  # fmt: skip
