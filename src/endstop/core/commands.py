@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from endstop.core.records import OperationRecord
     from endstop.core.steps import Step
 
-__all__ = ["Command", "Execute", "Flow", "Recall", "Remember", "Returned", "Transact", "perform"]
+__all__ = ["Command", "Execute", "Flow", "Recall", "RecoverOwner", "Remember", "Returned", "Transact", "perform"]
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -67,6 +67,13 @@ class Remember(Command[None]):
     round_id: str
     fingerprint: str
     result: ToolResult[object] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverOwner(Command[bool]):
+    """Is the worker that owns this executing operation dead? If so its run is recovered; True says that it was."""
+
+    operation: OperationRecord
 
 
 Flow = Generator["Command[object]", object, R]

@@ -80,9 +80,13 @@ def end_run(
     # 3. The operations as they stand, in doubt first.
     known = sorted(txn.load_operations(), key=lambda item: (item.state not in IN_DOUBT_STATES, item.created_at_us))
     doubts = tuple(item.operation_id for item in known if item.state in IN_DOUBT_STATES)
-    # 4. The latch and the state.
-    fold.ended(txn.evidence, reason, text, now_us)
-    txn.state = run_next(txn.state, _event(reason))
+    # 4. The latch and the state. A crash has no latch: the next worker goes on, in a new generation.
+    if reason is Reason.CRASHED:
+        fold.paused(txn.evidence, now_us)
+        txn.state = run_next(txn.state, RunEvent.INTERRUPT)
+    else:
+        fold.ended(txn.evidence, reason, text, now_us)
+        txn.state = run_next(txn.state, _event(reason))
     txn.envelope = Envelope(
         run_id=txn.run_id,
         generation=txn.generation,

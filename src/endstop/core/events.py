@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GO",
     "NO_CONTROLS",
+    "RETRY",
     "Controls",
     "DenyRule",
     "Observation",
@@ -37,8 +38,8 @@ class Proposal:
     """A tool call as the guards see it.
 
     `key_digest` is the idempotency key of a write, None where there is none. `fault` is set when the host already
-    knows that the call cannot run (an unknown tool, malformed arguments, its own refusal). `args` serves deny rules
-    only; it is never stored.
+    knows that the call cannot run (an unknown tool, malformed arguments, its own refusal). `raw_tool` and `args` serve
+    deny rules only; they are never stored.
     """
 
     tool: str
@@ -55,6 +56,7 @@ class Proposal:
     fault: ErrorClass | None = None
     declared: bool = True
     poll_interval_ms_min: int | None = None
+    raw_tool: str = field(default="", compare=False, repr=False)
     args: Mapping[str, object] | str = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -86,6 +88,7 @@ class Verdict:
 
 
 GO: Final = Verdict()
+RETRY: Final = Verdict(is_retry=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ inverse, by test.
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -22,34 +24,67 @@ __all__ = [
     "ANSWERS_MAX",
     "CALLS_MAX",
     "NEEDS_CHANGE",
+    "OPAQUE_VALUES_MAX",
     "PACKED_BYTES_MAX",
     "PENDING_MAX",
+    "POLLS_MAX",
     "ROUNDS_MAX",
     "ROUND_CALLS_MAX",
     "RUNGS_MAX",
     "SOURCES_MAX",
     "STREAKS_MAX",
+    "TURNS_OPEN_MAX",
     "VERSIONS_MAX",
     "WAITS_MAX",
     "Evidence",
     "LastAnswer",
     "Pending",
+    "call_symbol",
+    "kept_version",
+    "short_name",
 ]
 
 CALLS_MAX: Final = 64
 ANSWERS_MAX: Final = 4
-SOURCES_MAX: Final = 64
-VERSIONS_MAX: Final = 64
-STREAKS_MAX: Final = 64
-RUNGS_MAX: Final = 64
-WAITS_MAX: Final = 64
-PENDING_MAX: Final = 256
+SOURCES_MAX: Final = 32
+VERSIONS_MAX: Final = 64  # opaque values of one source
+OPAQUE_VALUES_MAX: Final = 128  # opaque values of all sources
+STREAKS_MAX: Final = 32
+RUNGS_MAX: Final = 24
+RUNG_STEPS_KEPT: Final = 16
+POLLS_MAX: Final = 32
+WAITS_MAX: Final = 32
+PENDING_MAX: Final = 64
+TURNS_OPEN_MAX: Final = 64
 ROUNDS_MAX: Final = 8
-ROUND_CALLS_MAX: Final = 128
-ANSWERED_MAX: Final = 64
+ROUND_CALLS_MAX: Final = 96  # calls of all remembered rounds
+ANSWERED_MAX: Final = 32
+NAME_CHARS_KEPT: Final = 40
+VERSION_CHARS_KEPT: Final = 20
 NEEDS_CHANGE: Final = -1
 PACKED_BYTES_MAX: Final = 64 * 1024
 FORMAT: Final = 1
+
+
+def call_symbol(call_id: str) -> int:
+    """A short stand-in for a call's id, where telling two ids of one message apart is all that is asked."""
+    return zlib.crc32(call_id.encode("utf-8", "replace"))
+
+
+def short_name(name: str) -> str:
+    """A name as evidence keeps it: whole up to `NAME_CHARS_KEPT` characters, else its head and a digest."""
+    if len(name) <= NAME_CHARS_KEPT:
+        return name
+    tail = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:12]
+    return f"{name[: NAME_CHARS_KEPT - 13]}~{tail}"
+
+
+def kept_version(version: Version) -> str:
+    """An opaque progress version as evidence keeps it: short text as it is, anything longer as a digest."""
+    text = str(version)
+    if len(text) <= VERSION_CHARS_KEPT and text.isascii() and text.isprintable():
+        return text
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:VERSION_CHARS_KEPT]
 
 
 @dataclass(slots=True)
@@ -73,7 +108,7 @@ class LastAnswer:
     answer: str
     count: int
     sketch: Sketch | None = None
-    text: str | None = None  # only in memory; a packed state carries the sketch
+    text: str | bytes | None = None  # only in memory; a packed state carries the sketch
 
 
 @dataclass(slots=True)
@@ -124,12 +159,13 @@ class Evidence:
     version_floor: int | None = None
     seeded: str | None = None
     progress_version: Version | None = None
-    # -- the rounds under way: calls proposed in each, by fingerprint
-    rounds: dict[str, dict[str, int]] = field(default_factory=dict)
+    # -- the rounds under way: for each fingerprint, how often it was proposed and the symbol of the first call's id
+    rounds: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     # -- calls that may be retried: fingerprint -> not before (us), or NEEDS_CHANGE
     waits: dict[str, int] = field(default_factory=dict)
-    # -- ladder: loop identity -> rungs climbed
-    rungs: dict[str, int] = field(default_factory=dict)
+    # -- ladder: loop identity -> rungs climbed, and the step at which it last climbed; warnings given in the epoch
+    rungs: dict[str, tuple[int, int]] = field(default_factory=dict)
+    warned: int = 0
     # -- in flight: calls by id, and turns by id with (tokens held, nanos held)
     pending: dict[str, Pending] = field(default_factory=dict)
     turns_open: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -158,6 +194,11 @@ class Evidence:
         if not self.running_since_us:
             return self.elapsed_us
         return self.elapsed_us + max(0, now_us - self.running_since_us)
+
+    def rungs_climbed(self, loop: str) -> int:
+        """How far up the ladder this loop is; one that stayed away for `RUNG_STEPS_KEPT` steps starts again."""
+        climbed, step = self.rungs.get(loop, (0, 0))
+        return climbed if self.steps - step <= RUNG_STEPS_KEPT else 0
 
     def pack(self) -> bytes:
         """This evidence as JSON bytes."""
@@ -203,6 +244,10 @@ def _restore(evidence: Evidence) -> None:
     """Give back their types to the parts that JSON flattened."""
     evidence.trail = [(call, answer) for call, answer in evidence.trail]
     evidence.polls = {name: (item[0], item[1], item[2]) for name, item in evidence.polls.items()}
+    evidence.rungs = {name: (item[0], item[1]) for name, item in evidence.rungs.items()}
+    evidence.rounds = {
+        name: {call: (item[0], item[1]) for call, item in calls.items()} for name, calls in evidence.rounds.items()
+    }
     evidence.turns_open = {name: (item[0], item[1]) for name, item in evidence.turns_open.items()}
     raw_pending: dict[str, object] = dict(evidence.pending)
     evidence.pending = {name: Pending(*_sequence(item)) for name, item in raw_pending.items()}

@@ -7,25 +7,31 @@ everything that its fold needs; no fold looks at a policy's opinion of the past.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from endstop.core import loops
 from endstop.core.evidence import (
     ANSWERED_MAX,
     ANSWERS_MAX,
     CALLS_MAX,
+    OPAQUE_VALUES_MAX,
     PENDING_MAX,
+    POLLS_MAX,
     ROUND_CALLS_MAX,
     ROUNDS_MAX,
     RUNGS_MAX,
     SOURCES_MAX,
     STREAKS_MAX,
+    TURNS_OPEN_MAX,
     VERSIONS_MAX,
     WAITS_MAX,
     LastAnswer,
     Pending,
+    call_symbol,
+    kept_version,
+    short_name,
 )
-from endstop.core.reasons import Action, Effect
+from endstop.core.reasons import Action, Effect, Reason
 from endstop.errors import InvariantError
 
 if TYPE_CHECKING:
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
     from endstop.core.evidence import Evidence
     from endstop.core.model import Usage, Version
     from endstop.core.policy import Limits
-    from endstop.core.reasons import Reason
 
 __all__ = [
     "abandoned",
@@ -46,6 +51,7 @@ __all__ = [
     "new_epoch",
     "note_version",
     "paused",
+    "reentered",
     "refused",
     "replayed",
     "resumed",
@@ -58,7 +64,8 @@ __all__ = [
 ]
 
 V = TypeVar("V")
-_UNWATCHED = (Effect.POLL, Effect.WAIT)
+_UNWATCHED: Final = (Effect.POLL, Effect.WAIT)
+_COUNTED_REFUSALS: Final = frozenset({"deny", "host", "strict_tools", "key", "operation", "retry"})
 
 
 # -- Calls
@@ -76,24 +83,25 @@ def let_through(evidence: Evidence, proposal: Proposal, verdict: Verdict, now_us
     _climbed(evidence, verdict)
     _count_in_round(evidence, proposal)
     evidence.pending[proposal.call_id] = Pending(
-        tool=proposal.tool,
+        tool=short_name(proposal.tool),
         fingerprint=proposal.fingerprint,
         effect=proposal.effect.value,
-        agent=proposal.agent,
+        agent=short_name(proposal.agent),
         since_us=now_us,
         operation_id=operation_id,
     )
 
 
 def refused(evidence: Evidence, proposal: Proposal, verdict: Verdict) -> None:
-    """A tool call was blocked: evidence of what the agent keeps asking for."""
+    """A tool call was blocked: evidence of what the agent keeps asking for. One that was only put off is none."""
+    if verdict.action is Action.WAIT:
+        return
     evidence.blocked += 1
     _climbed(evidence, verdict)
     _count_in_round(evidence, proposal)
-    if verdict.guard in ("deny", "host", "strict_tools", "key", "operation", "retry") and verdict.reason is not None:
-        if verdict.reason != "in_progress":
-            for key in loops.refusal_keys(proposal.tool, verdict.reason, verdict.detail):
-                _advance_streak(evidence, key, proposal.round_id)
+    if verdict.guard in _COUNTED_REFUSALS and verdict.reason is not None and verdict.reason is not Reason.IN_PROGRESS:
+        for key in loops.refusal_keys(proposal.tool, verdict.reason, verdict.detail):
+            _advance_streak(evidence, key, proposal.round_id)
 
 
 def replayed(evidence: Evidence, proposal: Proposal, verdict: Verdict) -> None:
@@ -112,16 +120,15 @@ def settled(evidence: Evidence, seen: Observation, limits: Limits, now_us: int) 
     evidence.pending.pop(seen.call_id, None)
     # 1. What the result says of a retry.
     if seen.not_before_us is not None:
-        _put(evidence.waits, seen.fingerprint, seen.not_before_us, WAITS_MAX)
-    else:
+        _put(evidence, evidence.waits, seen.fingerprint, seen.not_before_us, WAITS_MAX)
+    elif evidence.waits:
         evidence.waits.pop(seen.fingerprint, None)
-    # 2. Progress: a version that grew to a value not seen before.
-    if seen.version is not None and seen.version_source is not None:
+    # 2. Progress: a version that grew to a value not seen before. A failure's version proves nothing.
+    if seen.version is not None and seen.version_source is not None and not seen.failed:
         if seen.progress:
             new_epoch(evidence)
-        note_version(evidence, seen.version_source, seen.version)
-        if seen.progress:
             evidence.progress_version = seen.version
+        note_version(evidence, seen.version_source, seen.version)
     # 3. Polls count apart, waits nowhere, transport failures are no evidence.
     if seen.effect is Effect.POLL:
         _fold_poll(evidence, seen, now_us)
@@ -149,6 +156,9 @@ def abandoned(evidence: Evidence, call_id: str) -> None:
 
 def turn_let_through(evidence: Evidence, proposal: TurnProposal) -> None:
     """A model call may leave: the turn counts, and its worst case is held."""
+    if len(evidence.turns_open) >= TURNS_OPEN_MAX:
+        msg = f"more than {TURNS_OPEN_MAX} model calls of one run are in flight"
+        raise InvariantError(msg)
     evidence.turns += 1
     if proposal.is_retry:
         evidence.retries += 1
@@ -176,6 +186,7 @@ def handed_off(evidence: Evidence, proposal: Proposal, verdict: Verdict, limits:
     evidence.handoffs += 1
     _climbed(evidence, verdict)
     _push(evidence, (proposal.fingerprint, "handoff"), limits)
+    evidence.last = None
 
 
 def child_started(evidence: Evidence, verdict: Verdict) -> None:
@@ -189,7 +200,8 @@ def child_started(evidence: Evidence, verdict: Verdict) -> None:
 def started(evidence: Evidence, now_us: int) -> None:
     """The run began, or went on after a pause: its time counts from now."""
     if not evidence.running_since_us:
-        evidence.running_since_us = now_us
+        # A clock may start at zero, and zero marks "not running".
+        evidence.running_since_us = max(now_us, 1)
 
 
 continued = started
@@ -209,7 +221,7 @@ def ended(evidence: Evidence, reason: Reason, message: str, now_us: int) -> None
 
 
 def resumed(evidence: Evidence, now_us: int) -> None:
-    """A new generation goes on from the same totals in a new epoch."""
+    """A new generation goes on from the same totals in a new epoch. The change that it names answers every wait."""
     evidence.generation += 1
     evidence.ended = None
     evidence.ended_message = ""
@@ -219,9 +231,20 @@ def resumed(evidence: Evidence, now_us: int) -> None:
     evidence.held_nanos = 0
     evidence.rounds.clear()
     evidence.answered.clear()
+    evidence.waits.clear()
     new_epoch(evidence)
     evidence.running_since_us = 0
     started(evidence, now_us)
+
+
+def reentered(evidence: Evidence) -> None:
+    """A worker came back to a run that nobody was in: a new generation, with windows and counts as they were."""
+    evidence.generation += 1
+    evidence.answered.clear()
+    evidence.pending.clear()
+    evidence.turns_open.clear()
+    evidence.held_tokens = 0
+    evidence.held_nanos = 0
 
 
 def user_input(evidence: Evidence) -> None:
@@ -230,7 +253,7 @@ def user_input(evidence: Evidence) -> None:
 
 
 def new_epoch(evidence: Evidence) -> None:
-    """Windows, counts and waits start empty; totals, versions and calls in flight stay."""
+    """Windows and counts start empty; totals, versions, waits and calls in flight stay."""
     evidence.epoch += 1
     _clear_window(evidence)
     evidence.calls.clear()
@@ -240,8 +263,8 @@ def new_epoch(evidence: Evidence) -> None:
     evidence.streaks.clear()
     evidence.streak_rounds.clear()
     evidence.polls.clear()
-    evidence.waits.clear()
     evidence.rungs.clear()
+    evidence.warned = 0
 
 
 def seed_version(evidence: Evidence, version: Version) -> None:
@@ -251,36 +274,58 @@ def seed_version(evidence: Evidence, version: Version) -> None:
         floor = evidence.version_floor
         evidence.version_floor = version if floor is None else max(floor, version)
     else:
-        evidence.seeded = version
+        evidence.seeded = kept_version(version)
 
 
 def note_version(evidence: Evidence, source: str, version: Version) -> None:
-    """Keep the highest number, or the last opaque values, of one source; what is evicted becomes the floor."""
+    """Keep the highest number, or the last opaque values, of one source; what is evicted becomes the floor.
+
+    A source that mixes numbers and text is opaque from then on, so that going back and forth is no growth.
+    """
     known = evidence.versions.pop(source, None)
-    if isinstance(version, int):
-        highest = version if not isinstance(known, int) else max(known, version)
-        evidence.versions[source] = highest
+    floor = evidence.version_floor
+    if isinstance(version, int) and not isinstance(known, list):
+        start = known if known is not None else floor
+        evidence.versions[source] = version if start is None else max(start, version)
     else:
-        values = known if isinstance(known, list) else []
-        if version in values:
-            values.remove(version)
-        values.append(version)
+        values = known if isinstance(known, list) else [] if known is None else [str(known)]
+        symbol = kept_version(version)
+        if symbol in values:
+            values.remove(symbol)
+        values.append(symbol)
         del values[:-VERSIONS_MAX]
         evidence.versions[source] = values
+        _bound_opaque_values(evidence)
     while len(evidence.versions) > SOURCES_MAX:
         oldest = evidence.versions.pop(next(iter(evidence.versions)))
         evidence.evictions += 1
         if isinstance(oldest, int):
-            floor = evidence.version_floor
             evidence.version_floor = oldest if floor is None else max(floor, oldest)
+
+
+def _bound_opaque_values(evidence: Evidence) -> None:
+    """Drop the oldest opaque values of the source used longest ago while all sources hold too many."""
+    lists = [values for values in evidence.versions.values() if isinstance(values, list)]
+    excess = sum(map(len, lists)) - OPAQUE_VALUES_MAX
+    for values in lists:
+        if excess <= 0:
+            return
+        dropped = min(excess, len(values))
+        del values[:dropped]
+        evidence.evictions += dropped
+        excess -= dropped
 
 
 # -- Parts
 
 
 def _climbed(evidence: Evidence, verdict: Verdict) -> None:
-    if verdict.loop is not None and not verdict.observed:
-        _put(evidence.rungs, verdict.loop, evidence.rungs.get(verdict.loop, 0) + 1, RUNGS_MAX)
+    if verdict.loop is None or verdict.observed:
+        return
+    climbed = evidence.rungs_climbed(verdict.loop) + 1
+    _put(evidence, evidence.rungs, verdict.loop, (climbed, evidence.steps), RUNGS_MAX)
+    if verdict.warn:
+        evidence.warned += 1
 
 
 def climbed_after(evidence: Evidence, verdict: Verdict) -> None:
@@ -290,14 +335,21 @@ def climbed_after(evidence: Evidence, verdict: Verdict) -> None:
 
 
 def _count_in_round(evidence: Evidence, proposal: Proposal) -> None:
+    """A call was proposed in its message. Calls beyond the room for rounds are judged one by one, like any other."""
     if proposal.round_id is None:
         return
-    calls = evidence.rounds.get(proposal.round_id)
-    if calls is None:
-        calls = {}
-        _put(evidence.rounds, proposal.round_id, calls, ROUNDS_MAX)
-    if proposal.fingerprint in calls or len(calls) < ROUND_CALLS_MAX:
-        calls[proposal.fingerprint] = calls.get(proposal.fingerprint, 0) + 1
+    calls = evidence.rounds.setdefault(proposal.round_id, {})
+    if len(evidence.rounds) > ROUNDS_MAX:
+        del evidence.rounds[next(iter(evidence.rounds))]
+    symbol = call_symbol(proposal.call_id)
+    count, first = calls.get(proposal.fingerprint, (0, symbol))
+    if count == 0:
+        if len(calls) >= ROUND_CALLS_MAX:
+            return
+        while sum(map(len, evidence.rounds.values())) >= ROUND_CALLS_MAX:
+            del evidence.rounds[next(name for name in evidence.rounds if name != proposal.round_id)]
+    if count != 1 or first != symbol:
+        calls[proposal.fingerprint] = (count + 1, first)
 
 
 def _clear_window(evidence: Evidence) -> None:
@@ -391,9 +443,9 @@ def _fold_streak(evidence: Evidence, seen: Observation) -> None:
 def _advance_streak(evidence: Evidence, key: str, round_id: str | None) -> None:
     if round_id is not None and evidence.streak_rounds.get(key) == round_id:
         return
-    _put(evidence.streaks, key, evidence.streaks.get(key, 0) + 1, STREAKS_MAX)
+    _put(evidence, evidence.streaks, key, evidence.streaks.get(key, 0) + 1, STREAKS_MAX)
     if round_id is not None:
-        _put(evidence.streak_rounds, key, round_id, STREAKS_MAX)
+        _put(evidence, evidence.streak_rounds, key, round_id, STREAKS_MAX)
 
 
 def _clear_streaks(evidence: Evidence, tool: str) -> None:
@@ -409,14 +461,13 @@ def _fold_poll(evidence: Evidence, seen: Observation, now_us: int) -> None:
     if seen.evidence:
         unchanged = unchanged + 1 if answer == seen.answer else 0
         answer = seen.answer
-    _put(evidence.polls, seen.fingerprint, (answer, unchanged, now_us), WAITS_MAX)
+    _put(evidence, evidence.polls, seen.fingerprint, (answer, unchanged, now_us), POLLS_MAX)
 
 
-def _put(mapping: dict[str, V], name: str, value: V, size_max: int) -> None:
-    """Set `name` as the entry used last, dropping the one used longest ago when the mapping is full."""
+def _put(evidence: Evidence, mapping: dict[str, V], name: str, value: V, size_max: int) -> None:
+    """Set `name` as the entry used last, dropping the one used longest ago when the mapping is full (and counting)."""
     mapping.pop(name, None)
     mapping[name] = value
     if len(mapping) > size_max:
         del mapping[next(iter(mapping))]
-
-
+        evidence.evictions += 1

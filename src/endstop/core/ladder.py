@@ -1,9 +1,13 @@
 """What happens when a guard trips: the rungs of a policy's ladder.
 
 A loop has an identity (the guard and the calls in it). Each trip of one identity climbs one rung: `warn` lets the call
-go on with a note, `block` refuses this call only, `stop` ends the run. Another loop starts at the bottom again, but all
-loops of a run together get at most `WARNINGS_MAX` warnings. A cap has no rungs: it stops at once, because a limit that
-may be passed once is none. Under `observe` nothing is refused; the verdict says what would have happened.
+go on with a note, `block` refuses this call only, `stop` ends the run. Another loop starts at the bottom again, and so
+does one that stayed away for a while, but all loops of an epoch together get at most `WARNINGS_MAX` warnings. A result
+cannot be blocked any more: where a loop is seen in a result, the rung after `warn` is `stop`. A cap has no rungs: it
+stops at once, because a limit that may be passed once is none.
+
+Under `observe` no loop guard and no cap refuses anything; the verdict says what would have happened. Operators' orders,
+keys, committed operations and calls that cannot run are refused all the same.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from endstop.core.policy import Policy
     from endstop.core.reasons import Reason
 
-__all__ = ["WARNINGS_MAX", "Trip", "caps_or_go", "climb"]
+__all__ = ["WARNINGS_MAX", "Trip", "cap_verdict", "climb"]
 
 WARNINGS_MAX: Final = 3
 
@@ -40,23 +44,19 @@ def climb(policy: Policy, evidence: Evidence, trip: Trip) -> Verdict:
     if policy.observes:
         return Verdict(reason=trip.reason, guard=trip.guard, detail=trip.detail, loop=trip.loop, observed=True)
     ladder = policy.on_trip
-    climbed = evidence.rungs.get(trip.loop, 0)
+    climbed = evidence.rungs_climbed(trip.loop)
+    if climbed == 0 and ladder[0] == "warn" and evidence.warned >= WARNINGS_MAX:
+        climbed = 1
     rung = ladder[min(climbed, len(ladder) - 1)]
-    if rung == "warn" and climbed == 0 and _warnings_spent(evidence) >= WARNINGS_MAX:
-        rung = ladder[1]
     if rung == "warn":
         return Verdict(reason=trip.reason, guard=trip.guard, detail=trip.detail, loop=trip.loop, warn=True)
     action = Action.BLOCK if rung == "block" else Action.STOP
     return Verdict(action=action, reason=trip.reason, guard=trip.guard, detail=trip.detail, loop=trip.loop)
 
 
-def caps_or_go(policy: Policy, reason: Reason, limit_name: str, limit: int, value: int) -> Verdict | None:
-    """A stop for a cap that was met; under `observe` None, so that the checks after it still speak."""
-    if policy.observes:
-        return None
+def cap_verdict(policy: Policy, reason: Reason, limit_name: str, limit: int, value: int | None) -> Verdict:
+    """A stop for a cap that was met; under `observe` a note of it."""
     detail = Detail(limit_name=limit_name, limit=limit, value=value)
+    if policy.observes:
+        return Verdict(reason=reason, guard=limit_name, detail=detail, observed=True)
     return Verdict(action=Action.STOP, reason=reason, guard=limit_name, detail=detail)
-
-
-def _warnings_spent(evidence: Evidence) -> int:
-    return len(evidence.rungs)

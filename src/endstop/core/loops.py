@@ -10,9 +10,12 @@ places before them. The trail then ends in k repeats of a block of length p exac
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from endstop.core.canonical import digest
 from endstop.core.events import GO, Verdict
+from endstop.core.evidence import short_name
 from endstop.core.ladder import Trip, climb
 from endstop.core.model import Detail
 from endstop.core.reasons import Action, Effect, ErrorClass, Reason, Status
@@ -65,7 +68,7 @@ def cycle_before(limits: Limits, evidence: Evidence, proposal: Proposal) -> Trip
     laps = limits.cycle_repeats_max
     for period in range(2, min(limits.cycle_period_max, length) + 1):
         # Period 2 closes its last lap with the refused call; longer ones have finished it.
-        needed = period * (laps - 1) - (1 if period == 2 else 0)  # noqa: PLR2004
+        needed = max(0, period * (laps - 1) - (1 if period == 2 else 0))  # noqa: PLR2004
         if runs[period - 1] < needed or trail[length - period][0] != proposal.fingerprint:
             continue
         if runs[0] >= period + needed - 1:
@@ -82,8 +85,9 @@ def cycle_before(limits: Limits, evidence: Evidence, proposal: Proposal) -> Trip
 
 def _rotation(block: list[tuple[str, str]]) -> str:
     """One name for a cycle, wherever it is entered."""
-    names = [fingerprint[:8] for fingerprint, _ in block]
-    return min(",".join(names[start:] + names[:start]) for start in range(len(names)))
+    names = [fingerprint for fingerprint, _ in block]
+    first = min(range(len(names)), key=lambda start: names[start:] + names[:start])
+    return digest(",".join(names[first:] + names[:first]).encode())
 
 
 def same_call_before(limits: Limits, evidence: Evidence, proposal: Proposal) -> Trip | None:
@@ -117,12 +121,12 @@ def same_call_before(limits: Limits, evidence: Evidence, proposal: Proposal) -> 
 
 def streak_key(tool: str, error_class: ErrorClass, symbol: str = "") -> str:
     """The name of one tool's streak of one class; plain tool failures are told apart by their message."""
-    return f"{tool}{_SEPARATOR}{error_class}{_SEPARATOR}{symbol}"
+    return f"{short_name(tool)}{_SEPARATOR}{error_class}{_SEPARATOR}{symbol}"
 
 
 def streaks_of(evidence: Evidence, tool: str) -> list[str]:
     """The streaks that a success of `tool` ends: its own, and those that count across tools."""
-    prefixes = (f"{tool}{_SEPARATOR}", f"{ANY_TOOL}{_SEPARATOR}")
+    prefixes = (f"{short_name(tool)}{_SEPARATOR}", f"{ANY_TOOL}{_SEPARATOR}")
     return [key for key in evidence.streaks if key.startswith(prefixes)]
 
 
@@ -185,7 +189,13 @@ def after(policy: Policy, evidence: Evidence, seen: Observation, tool: ToolPolic
         or _stall_after(policy.limits, evidence)
         or _row_after(policy.limits, evidence, seen)
     )
-    return GO if trip is None else climb(policy, evidence, trip)
+    return GO if trip is None else _climb_after(policy, evidence, trip)
+
+
+def _climb_after(policy: Policy, evidence: Evidence, trip: Trip) -> Verdict:
+    """The rung for a loop seen in a result: what has run cannot be blocked, so that rung is a stop."""
+    verdict = climb(policy, evidence, trip)
+    return replace(verdict, action=Action.STOP) if verdict.action is Action.BLOCK else verdict
 
 
 def _poll_after(policy: Policy, evidence: Evidence, seen: Observation, tool: ToolPolicy) -> Verdict:
@@ -199,7 +209,7 @@ def _poll_after(policy: Policy, evidence: Evidence, seen: Observation, tool: Too
         detail=Detail(limit_name="poll_unchanged_max", limit=limit, value=unchanged, tool=seen.tool),
         loop=f"poll:{seen.fingerprint}",
     )
-    return climb(policy, evidence, trip)
+    return _climb_after(policy, evidence, trip)
 
 
 def _streak_after(limits: Limits, evidence: Evidence, seen: Observation) -> Trip | None:
@@ -234,5 +244,5 @@ def _row_after(limits: Limits, evidence: Evidence, seen: Observation) -> Trip | 
     detail = Detail(
         limit_name="same_answer_max", limit=limits.same_answer_max, value=len(evidence.row_calls), tool=seen.tool
     )
-    loop = f"row:{evidence.row_tool}:{evidence.row_answer[:8]}"
+    loop = f"row:{short_name(seen.tool)}:{seen.answer[:8]}"
     return Trip(reason=Reason.SAME_ANSWER, guard="same_answer", detail=detail, loop=loop)

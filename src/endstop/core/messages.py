@@ -21,7 +21,7 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.WALL_CLOCK_CAP: "The run has used its {limit} ms of running time. It is over.",
     Reason.RETRY_CAP: "The run has used its {limit} retries. Trying again is not allowed; a person must look at it.",
     Reason.HANDOFF_CAP: "The run has used its {limit} handoffs. The run is over.",
-    Reason.DEPTH_CAP: "Sub-agents may be nested {limit} deep at most. Do the work in this agent.",
+    Reason.DEPTH_CAP: "Sub-agents may be nested {limit} deep at most, and this one would be deeper. The run is over.",
     Reason.SPEND_CAP: "The next model call could pass the run's budget of {limit} nano-dollars. It was not sent.",
     Reason.SAME_CALL_REPEAT: "This exact call already gave the same answer {repeats} times. Use that answer, or say "
     "what is missing.",
@@ -63,7 +63,7 @@ TEXTS: Final[dict[Reason, str]] = {
 }
 _POLL_ADVICE: Final = "Make one long wait before the next look; do not vary the arguments."
 _WARNING_HEAD: Final = "Note before this answer: "
-_LAST_WARNING: Final = " This is the last note; the next repetition is refused."
+_LAST_WARNING: Final = " This is the only note on it; the next repetition is refused."
 
 
 def message_of(verdict: Verdict) -> str:

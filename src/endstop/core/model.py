@@ -5,6 +5,7 @@ All are frozen, keyword-only and valid from birth.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -12,8 +13,6 @@ from endstop.core.reasons import Action, Change, ErrorClass, Reason, Status
 from endstop.errors import SpecInvalidError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from endstop.core.envelope import Envelope
 
 __all__ = [
@@ -40,6 +39,11 @@ Version = int | str
 SPEC_FIELD_CHARS_MAX: Final = 8_000
 NAME_CHARS_MAX: Final = 200
 MESSAGE_CHARS_MAX: Final = 2_000
+COUNT_MAX: Final = 2**53 - 1
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= COUNT_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +87,15 @@ class ToolCall:
         if not self.tool or len(self.tool) > NAME_CHARS_MAX:
             msg = f"a tool call needs a tool name of 1 to {NAME_CHARS_MAX} characters"
             raise UsageError(msg)
+        if not isinstance(self.args, Mapping | str):
+            msg = "a tool call's args are an object, or the raw text that did not parse"
+            raise UsageError(msg)
         if self.change is not None and not isinstance(self.change, Change):
-            object.__setattr__(self, "change", Change(self.change))
+            try:
+                object.__setattr__(self, "change", Change(self.change))
+            except ValueError as error:
+                msg = f"a tool call names an unknown change; one of {', '.join(Change)}"
+                raise UsageError(msg) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +107,13 @@ class ModelCall:
     output_tokens_max: int | None = None
     call_id: str = ""
     agent: str = "main"
+
+    def __post_init__(self) -> None:
+        for name in ("input_tokens_max", "output_tokens_max"):
+            value = getattr(self, name)
+            if value is not None and not _is_count(value):
+                msg = f"model call field {name} must be a whole number from 0 to {COUNT_MAX}"
+                raise UsageError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +152,11 @@ class ToolResult(Generic[T]):
             raise UsageError(msg) from error
         # 2. The flags that follow from the status are never left to the tool.
         status = self.status
-        if status is Status.PROGRESS:
-            pass
-        elif status is Status.RETRYABLE:
-            object.__setattr__(self, "retryable", True)
-        else:
+        if status is not Status.PROGRESS or self.retryable or self.terminal:
+            over = status not in (Status.PROGRESS, Status.RETRYABLE)
+            object.__setattr__(self, "retryable", status is Status.RETRYABLE)
             # The guard's own refusals end this call, not the run.
-            object.__setattr__(self, "terminal", self.reason is None)
-            object.__setattr__(self, "retryable", False)
+            object.__setattr__(self, "terminal", over and self.reason is None)
         # 3. A wait is a count of milliseconds.
         wait = self.retry_after_ms
         if wait is not None and (type(wait) is not int or wait < 0):
@@ -173,8 +188,8 @@ class Usage:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None and (type(value) is not int or value < 0):
-                msg = f"usage field {item.name} must be a whole number, 0 or more"
+            if value is not None and not _is_count(value):
+                msg = f"usage field {item.name} must be a whole number from 0 to {COUNT_MAX}"
                 raise UsageError(msg)
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from endstop.core.answers import answer_to_refusal, failure_of
 from endstop.core.codec import result_from
-from endstop.core.commands import Execute, Flow, Recall, Remember, Returned, Transact, perform
+from endstop.core.commands import Execute, Flow, Recall, RecoverOwner, Remember, Returned, Transact, perform
 from endstop.core.messages import warning_of
 from endstop.core.observe import as_result, checked, measure
 from endstop.core.reasons import Action, Effect, ErrorClass, Reason
@@ -64,16 +64,12 @@ def halted(envelope: Envelope | None) -> RunHalted:
 def guarded_call(request: CallRequest) -> Flow[ToolResult[object]]:
     """Guard one tool call. Gives the result; raises RunHalted, OutcomeUnknownError or the tool's own exception."""
     proposal = request.proposal
-    # 1. Reserve: decided and durable before one byte leaves.
-    reserved: CallReserved = yield from perform(
-        Transact(
-            step=ReserveCall(
-                run_id=request.run_id, now_us=request.now_us(), policy=request.policy, proposal=proposal,
-                operation_id=request.operation_id, owner_id=request.owner_id, input_digest=request.input_digest,
-                actor=request.actor,
-            )
-        )
-    )  # fmt: skip
+    # 1. Reserve: decided and durable before one byte leaves. A dead owner is recovered once, then asked again.
+    reserved = yield from _reserve(request)
+    blocker = reserved.stored
+    if reserved.verdict.reason is Reason.IN_PROGRESS and blocker is not None:
+        if (yield from perform(RecoverOwner(operation=blocker))):
+            reserved = yield from _reserve(request)
     if reserved.verdict.action is not Action.EXECUTE:
         return (yield from _not_executed(request, reserved))
     # 2. Execute, outside any transaction. Whatever breaks in here leaves the outcome open.
@@ -107,6 +103,20 @@ def guarded_call(request: CallRequest) -> Flow[ToolResult[object]]:
     )  # fmt: skip
     # 4. What follows.
     return (yield from _after(request, reserved.verdict, settled, result, returned.error))
+
+
+def _reserve(request: CallRequest) -> Flow[CallReserved]:
+    return (
+        yield from perform(
+            Transact(
+                step=ReserveCall(
+                    run_id=request.run_id, now_us=request.now_us(), policy=request.policy,
+                    proposal=request.proposal, operation_id=request.operation_id, owner_id=request.owner_id,
+                    input_digest=request.input_digest, actor=request.actor,
+                )
+            )
+        )
+    )  # fmt: skip
 
 
 def _deadline(request: CallRequest, reserved: CallReserved) -> int:

@@ -26,7 +26,6 @@ __all__ = ["argument_note", "fingerprint_of", "idempotency_key_of", "parsed_args
 
 KEY_CHARS_MAX: Final = 255
 NOTED_ARGS_MAX: Final = 32
-_OWNED: Final = (Effect.WRITE, Effect.UNKNOWN)
 
 
 def parsed_args(args: Mapping[str, object] | str) -> Mapping[str, object] | str:
@@ -115,11 +114,10 @@ def propose(
     key_digest: str | None = None
     missing: str | None = None
     operation_fingerprint = ""
-    if tool.effect in _OWNED and fault is None:
-        if tool.effect is Effect.WRITE:
-            key_digest, missing = idempotency_key_of(call.tool, args, tool, key=store_key, scope_value=scope_value)
-        if store_key:
-            operation_fingerprint = fingerprint_of(call.tool, args, tool, store_key)
+    if tool.effect is Effect.WRITE and fault is None:
+        key_digest, missing = idempotency_key_of(call.tool, args, tool, key=store_key, scope_value=scope_value)
+    if store_key and fault is None:
+        operation_fingerprint = fingerprint_of(call.tool, args, tool, store_key)
     return Proposal(
         tool=safe_name(call.tool),
         effect=tool.effect,

@@ -78,11 +78,17 @@ class JoinRun(Step[Joined]):
             msg = f"run {txn.run_id} exists under another policy: join it with its own policy, or start another run"
             raise RunJoinError(msg)
         if txn.evidence.ended is None:
+            # Nobody was inside: this is a restart, so what was committed before is answered from the ledger.
+            if not txn.owners:
+                txn.generation += 1
+                txn.envelope = None
+                txn.first_seq = txn.next_seq
+                fold.reentered(txn.evidence)
             txn.state = run_next(txn.state, RunEvent.REJOIN)
             if self.owner_id not in txn.owners:
                 txn.owners = (*txn.owners, self.owner_id)
             fold.continued(txn.evidence, self.now_us)
-            txn.append("run_join", self.now_us, {"owner": self.owner_id})
+            txn.append("run_join", self.now_us, {"owner": self.owner_id, "generation": txn.generation})
             txn.row_changed = txn.evidence_changed = True
         return Joined(
             state=txn.state,
@@ -95,19 +101,22 @@ class JoinRun(Step[Joined]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveRun(Step[RunState]):
-    """This worker has left the run without completing it; with nobody inside, its time stands still."""
+class LeaveRun(Step["Envelope | None"]):
+    """This worker has left the run without completing it; with nobody inside, its time stands still.
+
+    Gives the run's envelope when it has ended.
+    """
 
     owner_id: str
 
-    def apply(self, txn: RunTransaction) -> RunState:
+    def apply(self, txn: RunTransaction) -> Envelope | None:
         """Take this worker out."""
         txn.owners = tuple(owner for owner in txn.owners if owner != self.owner_id)
         if not txn.owners and txn.evidence.ended is None:
             fold.paused(txn.evidence, self.now_us)
             txn.evidence_changed = True
         txn.row_changed = True
-        return txn.state
+        return txn.envelope if txn.evidence.ended is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,10 +313,6 @@ class RecoverRun(Step[Recovered]):
         left = tuple(owner for owner in txn.owners if owner not in self.dead_owners)
         someone_died = left != txn.owners
         txn.owners = left
-        if someone_died and not left and txn.state in (RunState.RUNNING, RunState.FROZEN):
-            txn.state = run_next(txn.state, RunEvent.INTERRUPT)
-            # Its time stopped when it was last seen, not when somebody noticed.
-            fold.paused(txn.evidence, txn.updated_at_us or self.now_us)
         if lost or doubts or someone_died:
             txn.append(
                 "recover",
@@ -316,6 +321,11 @@ class RecoverRun(Step[Recovered]):
                 actor=self.actor,
             )
             txn.row_changed = txn.evidence_changed = True
+        if someone_died and not left and txn.state in (RunState.RUNNING, RunState.FROZEN):
+            # Its time stopped when it was last seen, not when somebody noticed.
+            fold.paused(txn.evidence, txn.updated_at_us or self.now_us)
+            verdict = Verdict(action=Action.STOP, reason=Reason.CRASHED, guard="recovery")
+            end_run(txn, verdict, self.now_us, actor=self.actor)
         return Recovered(
             lost_calls=tuple(lost), in_doubt=tuple(item.operation_id for item in doubts), state=txn.state
         )

@@ -64,8 +64,7 @@ class AnthropicShapedModel:
         timeout_ms: int,
         clock: Clock | None = None,
     ) -> None:
-        with_options = getattr(client, "with_options", None)
-        self._client: Any = with_options(max_retries=0) if callable(with_options) else client
+        self._client: Any = _without_retries(client)
         own = getattr(client, "model", None)
         self._model = model or (own if isinstance(own, str) and own else MODEL)
         self._max_output_tokens = max_output_tokens or MAX_OUTPUT_TOKENS
@@ -154,6 +153,19 @@ class AnthropicShapedModel:
         )
 
 
+def _without_retries(client: object) -> object:
+    with_options = getattr(client, "with_options", None)
+    # A stand-in that invents every attribute would hand back another stand-in, without its answers.
+    invented = not isinstance(getattr(client, "max_retries", 0), int)
+    return with_options(max_retries=0) if callable(with_options) and not invented else client
+
+
+def _count(holder: object, name: str) -> int:
+    """An optional count; what is none counts nothing."""
+    value = _member(holder, name)
+    return value if isinstance(value, int) else 0
+
+
 def _member(holder: object, name: str) -> object:
     """A member of a dict or an attribute of an object; None where there is neither."""
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
@@ -185,19 +197,15 @@ def _usage(usage: object) -> Usage | None:
     """Anthropic counts cache reads and writes beside `input_tokens`; here they are part of the total."""
     if usage is None:
         return None
+    read = _count(usage, "cache_read_input_tokens")
+    written = _count(usage, "cache_creation_input_tokens")
     fresh = _member(usage, "input_tokens")
-    read = _member(usage, "cache_read_input_tokens") or 0
-    written = _member(usage, "cache_creation_input_tokens") or 0
-    total: object = fresh
-    if isinstance(read, int) and isinstance(written, int) and isinstance(fresh, int | None):
-        total = (fresh or 0) + read + written
-    details = _member(usage, "output_tokens_details")
     return reported_usage(
-        input_tokens=total,
+        input_tokens=fresh + read + written if isinstance(fresh, int) else fresh,
         output_tokens=_member(usage, "output_tokens"),
         cache_read_tokens=read,
         cache_write_tokens=written,
-        reasoning_tokens=_member(details, "thinking_tokens") if details is not None else 0,
+        reasoning_tokens=_count(_member(usage, "output_tokens_details"), "thinking_tokens"),
     )
 
 

@@ -8,6 +8,7 @@ One `respond` is one attempt: a client never retries, so that every attempt pass
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -81,9 +82,8 @@ def input_bound(system: str, items: Sequence[Item], tools: Sequence[ToolOffer]) 
             bound += _size(item.text)
         elif isinstance(item, ToolAnswers):
             for answer in item.answers:
-                # A failed answer may be wrapped as JSON text, which escapes it.
-                content = _size(json.dumps(answer.content)) if answer.failed else _size(answer.content)
-                bound += ITEM_FRAMING + _size(answer.call_id) + _size(answer.name) + content
+                # Some providers wrap an answer in an object of their own, which escapes it.
+                bound += ITEM_FRAMING + _size(answer.call_id) + _size(answer.name) + _escaped_size(answer.content)
         else:
             bound += _turn_size(item)
     return bound
@@ -94,8 +94,12 @@ def _turn_size(turn: AssistantTurn) -> int:
     for request in turn.tool_requests:
         args = request.args if isinstance(request.args, str) else dict(request.args)
         # Also for raw text: clients wrap arguments that do not parse in an object, and escape them.
-        size += ITEM_FRAMING + _size(request.call_id) + _size(request.name) + _size(json.dumps(args, default=repr))
+        size += ITEM_FRAMING + _size(request.call_id) + _size(request.name) + _escaped_size(args)
     return size
+
+
+def _escaped_size(value: object) -> int:
+    return _size(json.dumps(value, ensure_ascii=False, default=repr))
 
 
 def _size(text: str) -> int:
@@ -137,9 +141,11 @@ def open_model(
             max_output_tokens=max_output_tokens,
             timeout_ms=timeout_ms,
         )
-    if isinstance(model, ModelClient):
+    has_create = callable(getattr(getattr(model, "messages", None), "create", None))
+    # A stand-in for Anthropic's client may invent every attribute, so `respond` alone proves nothing.
+    if isinstance(model, ModelClient) and (inspect.iscoroutinefunction(model.respond) or not has_create):
         return model
-    if callable(getattr(getattr(model, "messages", None), "create", None)):
+    if has_create:
         from endstop.loop.anthropic_shape import AnthropicShapedModel
 
         return AnthropicShapedModel(
@@ -165,7 +171,7 @@ def _open_name(
 ) -> ModelClient:
     prefix, colon, rest = name.partition(":")
     if not colon or not rest.strip():
-        msg = f"model name {name!r} has no provider: write it as PROVIDER:NAME, e.g. 'anthropic:NAME' or 'scripted:FILE'"
+        msg = f"model name {name!r} has no provider: write PROVIDER:NAME, e.g. 'anthropic:NAME' or 'scripted:FILE'"
         raise ModelNotFoundError(msg)
     if prefix == "scripted":
         from endstop.loop.scripted import load_script

@@ -52,6 +52,8 @@ PROVIDERS: Final[dict[str, str | None]] = {
     "openai-responses": "OPENAI_API_KEY",
 }
 
+_USAGE_COMES_FIRST: Final = frozenset({"anthropic", "google"})
+
 _STOP_REASONS: Final[dict[str, StopReason]] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -198,11 +200,11 @@ class ProviderModel:
         on_text: Callable[[str], None] | None,
     ) -> AssistantTurn:
         """One HTTP request, streamed when `on_text` is given. Raises ProviderError for every failure of it."""
-        messages = _messages(system, items)
         parameters = _parameters(tools)
         settings = self._settings(output_tokens_max)
         relay = _Relay(on_text) if on_text is not None else None
         model = await self._model()
+        messages = _messages(system, items, flags_failures=model.system == "anthropic")
         try:
             # Around everything, the reading of a stream included: a server that drips must not hold a run.
             async with asyncio.timeout(self._timeout_ms / 1_000):
@@ -211,7 +213,7 @@ class ProviderModel:
             if relay is not None and relay.failed:
                 raise
             raise provider_error(error, model=self._name, now_us=self._clock.now_us()) from None
-        if response.state in ("incomplete", "interrupted"):
+        if _broke_off(response, model.system, streamed=relay is not None):
             msg = f"{self._name}: the provider's stream broke off before its end on this model call; try again later"
             raise ProviderError(msg, "outage")
         return _turn(response, self._name)
@@ -304,11 +306,21 @@ def _parameters(tools: Sequence[ToolOffer]) -> ModelRequestParameters:
     )
 
 
-def _messages(system: str, items: Sequence[Item]) -> list[ModelMessage]:
-    """The conversation in the layer's own messages. What is said between two assistant turns is one message."""
+def _messages(system: str, items: Sequence[Item], *, flags_failures: bool) -> list[ModelMessage]:
+    """The conversation in the layer's own messages. What is said between two assistant turns is one message.
+
+    `flags_failures`: whether the provider has a flag for a failed answer. For the others the layer would wrap the
+    answer as `{"error": "…"}` and escape it; it is structured already, so it goes out as it is.
+    """
     from pydantic_ai.messages import (
-        ModelRequest, ModelResponse, SystemPromptPart, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart,
-    )  # fmt: skip
+        ModelRequest,
+        ModelResponse,
+        SystemPromptPart,
+        TextPart,
+        ToolCallPart,
+        ToolReturnPart,
+        UserPromptPart,
+    )
 
     messages: list[ModelMessage] = []
     pending: list[ModelRequestPart] = [SystemPromptPart(content=system)] if system else []
@@ -321,7 +333,7 @@ def _messages(system: str, items: Sequence[Item]) -> list[ModelMessage]:
                     tool_name=answer.name,
                     content=answer.content,
                     tool_call_id=answer.call_id,
-                    outcome="failed" if answer.failed else "success",
+                    outcome="failed" if answer.failed and flags_failures else "success",
                 )
                 for answer in item.answers
             ]
@@ -353,13 +365,16 @@ def _turn(response: ModelResponse, name: str) -> AssistantTurn:
     requests: list[ToolRequest] = []
     hidden = 0
     for part in response.parts:
+        if isinstance(part, TextPart | ToolCallPart):
+            # Gemini signs its reasoning on the call itself.
+            hidden += _repr_bytes(part.provider_details) if part.provider_details else 0
+        else:
+            # Reasoning and its signatures go back with the next call.
+            hidden += _repr_bytes(part)
         if isinstance(part, ToolCallPart):
             given = part.args or {}
             args = parsed_arguments(given) if isinstance(given, str) else given
             requests.append(ToolRequest(call_id=part.tool_call_id, name=part.tool_name, args=args))
-        elif not isinstance(part, TextPart):
-            # Reasoning and its signatures go back with the next call. A repr is never shorter than what it shows.
-            hidden += len(repr(part).encode("utf-8", "surrogatepass"))
     usage = _usage(response)
     if hidden and usage is not None:
         # A summary or a short signature may stand for longer reasoning, all of which was counted as output.
@@ -373,6 +388,24 @@ def _turn(response: ModelResponse, name: str) -> AssistantTurn:
         native=response,
         hidden_tokens_max=hidden,
     )
+
+
+def _broke_off(response: ModelResponse, system: str, *, streamed: bool) -> bool:
+    """Whether a stream ended before its end: half an answer must not pass for a whole one.
+
+    The layer reports a stream without a finish reason as complete. Some OpenAI-compatible servers never send one, but
+    then usage is the last thing they send; elsewhere usage comes first and proves nothing.
+    """
+    if response.state in ("incomplete", "interrupted"):
+        return True
+    if not streamed or (response.provider_details or {}).get("finish_reason"):
+        return False
+    return system in _USAGE_COMES_FIRST or _usage(response) is None
+
+
+def _repr_bytes(value: object) -> int:
+    """Bytes of a value's repr, which is never shorter than the text in it."""
+    return len(repr(value).encode("utf-8", "surrogatepass"))
 
 
 def _stop_reason(response: ModelResponse, *, has_requests: bool) -> StopReason:

@@ -1,7 +1,7 @@
 """A model that answers from a script: one JSON object a line, one assistant turn a line.
 
     {"after": "end"}                                                     settings, only as the first line
-    {"tool_calls": [{"id": "c1", "name": "search", "args": {"q": "x"}}], "usage": {"input_tokens": 90, "output_tokens": 7}}
+    {"tool_calls": [{"id": "c1", "name": "search", "args": {}}], "usage": {"input_tokens": 90, "output_tokens": 7}}
     {"fault": {"class": "rate_limit", "retry_after_ms": 5}}              the provider fails this once
     {"text": "Done."}
 
@@ -59,7 +59,7 @@ class ScriptedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedTurn:
-    """One line of a script. `fault` stands alone; `delay_ms` passes before the answer, so that a demo can be watched."""
+    """One line of a script. `fault` stands alone; `delay_ms` passes before the answer, for a demo to be watched."""
 
     text: str = ""
     tool_calls: tuple[ToolRequest, ...] = ()
@@ -116,7 +116,7 @@ class ScriptedModel:
                 faults = []
         self._tail = tuple(faults)
         if not self._answers and not self._tail:
-            msg = f"{name} holds no turn: write one JSON object a line, such as {{\"text\": \"Done.\"}}"
+            msg = f'{name} holds no turn: write one JSON object a line, such as {{"text": "Done."}}'
             raise TaskInvalidError(msg)
 
     @property
@@ -214,7 +214,7 @@ def parse_script(text: str, *, source: str, name: str) -> ScriptedModel:
             turns.append(_turn(value, where=where))
         first = False
     if not turns:
-        raise TaskInvalidError(f"{source} holds no turn: write one JSON object a line, such as {{\"text\": \"Done.\"}}")
+        raise TaskInvalidError(f'{source} holds no turn: write one JSON object a line, such as {{"text": "Done."}}')
     return ScriptedModel(turns, after=after, name=name)
 
 

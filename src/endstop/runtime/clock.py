@@ -10,7 +10,12 @@ import secrets
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "Ids", "SystemClock", "SystemIds"]
+__all__ = ["Clock", "Ids", "SystemClock", "SystemIds", "environment"]
+
+
+def environment(name: str) -> str | None:
+    """A setting from the process environment, None when it is unset or blank."""
+    return os.environ.get(name) or None
 
 
 class Clock(Protocol):

@@ -78,7 +78,9 @@ def _indented_end(lines: Sequence[str], start: int) -> int:
 
 def _underlined_end(lines: Sequence[str], start: int) -> int:
     at = start
-    while at < len(lines) and not (at + 1 < len(lines) and lines[at + 1].strip() and set(lines[at + 1].strip()) == {"-"}):
+    while at < len(lines) and not (
+        at + 1 < len(lines) and lines[at + 1].strip() and set(lines[at + 1].strip()) == {"-"}
+    ):
         at += 1
     return at
 

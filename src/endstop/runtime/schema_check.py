@@ -137,7 +137,7 @@ def _finding(validator: _Validator, names: frozenset[str], value: object) -> str
         return "the answer has no JSON form"
     try:
         error = cast("_SchemaError | None", best_match(validator.iter_errors(plain)))
-    except Exception as fault:  # noqa: BLE001  # whatever a schema or a value does to the validator, it is no proof
+    except Exception as fault:  # whatever a schema or a value does to the validator, it is no proof
         return f"the answer could not be judged ({type(fault).__name__})"
     if error is None:
         return None

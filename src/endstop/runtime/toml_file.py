@@ -53,14 +53,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TomlSource:
-    """Where a document came from. `name` is shown, `prefix` is where in the file it stands, `origins` maps keys that
-    came from elsewhere to what that is called."""
+    """Where a document came from: `name` is shown, and `prefix` is the table of the file that holds the document."""
 
     name: str
     text: str
     error: type[UsageError]
     prefix: tuple[str, ...] = ()
-    origins: Mapping[tuple[str, ...], str]
 
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise the source's error class with every problem, one a line, in the file's order. None: nothing."""
@@ -75,8 +73,6 @@ class TomlSource:
 
     def _line(self, lines: Mapping[tuple[str, ...], int], path: tuple[str, ...]) -> int:
         """The line of `path`, or of the nearest table or key around it; 0 when there is none."""
-        if path in self.origins:
-            return 0
         full = self.prefix + path
         for length in range(len(full), len(self.prefix), -1):
             if full[:length] in lines:
@@ -84,8 +80,7 @@ class TomlSource:
         return 0
 
     def _shown(self, line: int, path: tuple[str, ...], message: str) -> str:
-        origin = self.origins.get(path)
-        place = f"environment variable {origin}" if origin else f"{self.name}:{line}" if line else self.name
+        place = f"{self.name}:{line}" if line else self.name
         return f"{place}: {shown_path(self.prefix + path)}: {message}" if path else f"{place}: {message}"
 
 
@@ -94,8 +89,8 @@ def read_text(path: Path, error: type[UsageError], what: str) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(TOML_BYTES_MAX + 1)
-    except OSError as fault:
-        msg = f"{path}: the {what} cannot be read: {fault.strerror or type(fault).__name__}"
+    except (OSError, ValueError) as fault:  # the latter for a path that no system can have
+        msg = f"{path}: the {what} cannot be read: {getattr(fault, 'strerror', None) or type(fault).__name__}"
         raise error(msg) from fault
     if len(data) > TOML_BYTES_MAX:
         msg = f"{path}: the {what} has more than {TOML_BYTES_MAX} bytes"
@@ -203,7 +198,8 @@ def _expected_one(option: object) -> str:
     if origin is Literal:
         return "one of " + ", ".join(str(value) for value in typing.get_args(option))
     if origin is list:
-        return "a list, each " + _expected(typing.get_args(option)[0])
+        inner = typing.get_args(option)[0]
+        return "a list of texts" if inner is str else "a list, each item " + _expected(inner)
     return _NAMES.get(option, "a table")
 
 
@@ -253,7 +249,9 @@ def _tables(model: type[BaseModel], place: tuple[str, ...]) -> Iterator[tuple[tu
     yield place, list(model.model_fields)
     for name, field in model.model_fields.items():
         for option in _options(field.annotation):
-            inner, step = (typing.get_args(option)[1], (name, "NAME")) if typing.get_origin(option) is dict else (option, (name,))
+            inner, step = (
+                (typing.get_args(option)[1], (name, "NAME")) if typing.get_origin(option) is dict else (option, (name,))
+            )
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 yield from _tables(inner, place + step)
 
