@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from endstop.core.canonical import canonical_bytes
 from endstop.core.model import ToolResult
-from endstop.core.policy import Limits, Policy, ToolPolicy
-from endstop.core.reasons import Effect, OutcomeClass
-from endstop.errors import PolicyInvalidError
+from endstop.core.policy import RUNGS, SCOPES, Limits, Policy, ToolPolicy
+from endstop.core.reasons import LIMIT_OF_REASON, TERMINAL_REASONS, Effect, OutcomeClass
+from endstop.errors import PolicyInvalidError, UsageError
 from endstop.runtime import policy_file, toml_file
 from endstop.runtime.file_models import LimitsTable, PolicyTable, ToolTable
-from endstop.runtime.function_reference import FunctionReference
+from endstop.runtime.function_reference import FunctionReference, is_reference, resolve_function
 from endstop.runtime.policy_file import (
     load_policy,
     parse_policy,
@@ -41,6 +41,12 @@ def refusal(text: str, name: str = "endstop.toml") -> list[str]:
     with pytest.raises(PolicyInvalidError) as caught:
         parse_policy(dedent(text), name)
     return str(caught.value).splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy's folder joins the import path when one of its functions is resolved."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def write(path: Path, text: str) -> Path:
@@ -128,7 +134,7 @@ def test_every_field_of_a_tool_policy_can_be_declared(tmp_path: Path) -> None:
 def test_the_file_models_have_exactly_the_fields_of_the_records() -> None:
     assert list(LimitsTable.model_fields) == [item.name for item in fields(Limits)]
     assert list(ToolTable.model_fields) == [item.name for item in fields(ToolPolicy) if item.name != "declared"]
-    assert set(PolicyTable.model_fields) == {item.name for item in fields(Policy)}
+    assert set(PolicyTable.model_fields) == {item.name for item in fields(Policy) if item.init}
 
 
 @pytest.mark.parametrize("name", LimitsTable.model_fields)
@@ -140,7 +146,9 @@ def test_a_limit_of_a_file_has_the_default_and_the_bounds_of_the_core(name: str)
         assert getattr(make(**{name: schema[bound]}), name) == schema[bound]
         with pytest.raises(PolicyInvalidError):
             make(**{name: schema[bound] + step})
-        assert refusal(f"[limits]\n{name} = {schema[bound] + step}")[0].startswith(f"endstop.toml:2: limits.{name}: must")
+        assert refusal(f"[limits]\n{name} = {schema[bound] + step}")[0].startswith(
+            f"endstop.toml:2: limits.{name}: must"
+        )
 
 
 def test_the_table_of_a_pyproject_is_read_and_its_lines_are_those_of_the_file(tmp_path: Path) -> None:
@@ -175,9 +183,7 @@ def test_a_byte_order_mark_and_carriage_returns_do_no_harm(tmp_path: Path) -> No
 
 def test_a_named_function_is_imported_at_its_first_call_and_not_before(tmp_path: Path) -> None:
     write(tmp_path / "key_functions_a.py", "def key(args):\n    return 'order-' + args['id']\n")
-    path = write(
-        tmp_path / "endstop.toml", '[tools.pay]\neffect = "write"\nidempotency_key = "key_functions_a:key"\n'
-    )
+    path = write(tmp_path / "endstop.toml", '[tools.pay]\neffect = "write"\nidempotency_key = "key_functions_a:key"\n')
     key = load_policy(path).tool("pay").idempotency_key
     assert "key_functions_a" not in sys.modules
     assert callable(key)
@@ -215,6 +221,22 @@ def test_a_function_that_cannot_be_used_is_a_policy_error_that_names_it(
     assert callable(key)
     with pytest.raises(PolicyInvalidError, match=re.escape(said)):
         key({})
+
+
+def test_a_reference_is_equal_to_one_of_the_same_name_only() -> None:
+    one, same, other = (FunctionReference(name) for name in ("json:loads", "json:loads", "json:dumps"))
+    assert one == same
+    assert len({one, same, other}) == 2
+    assert one != "json:loads"
+    assert repr(one) == "FunctionReference('json:loads')"
+    assert one("[1]") == [1]
+
+
+@pytest.mark.parametrize("reference", ["json", "json:", ":loads", "json loads", "{a}:b"])
+def test_text_that_names_no_function_is_refused(reference: str) -> None:
+    assert not is_reference(reference)
+    with pytest.raises(UsageError, match="write module:function"):
+        resolve_function(reference)
 
 
 # --- result schemas ---------------------------------------------------------------------------------------------------
@@ -302,21 +324,21 @@ def test_what_only_the_core_knows_is_told_with_its_line_too() -> None:
         """\
         on_trip = ["warn", "block"]
         [tools.a]
-        idempotency_key = "order_id"
+        idempotency_key = "id"
         probe = "nothing"
         [tools.b]
         idempotency_key = "{0[x]}"
         identity = [""]
         """
     ) == [
-        "endstop.toml:1: on_trip: on_trip has no 'stop': a guard that never stops a run is no guard; add it, or use "
-        "['observe']",
-        "endstop.toml:3: tools.a.idempotency_key: idempotency_key 'order_id' names no argument: write a template such "
-        "as '{order_id}'",
-        "endstop.toml:4: tools.a.probe: must name a function: 'module:function'",
-        "endstop.toml:6: tools.b.idempotency_key: idempotency_key '{0[x]}': only plain argument names in braces are "
-        "allowed",
-        "endstop.toml:7: tools.b.identity: tool policy field identity must be a list of names",
+        f"endstop.toml:{line}"
+        for line in (
+            "1: on_trip: on_trip has no 'stop': a guard that never stops a run is no guard; add it, or use ['observe']",
+            "3: tools.a.idempotency_key: idempotency_key 'id' names no argument: write a template such as '{order_id}'",
+            "4: tools.a.probe: must name a function: 'module:function'",
+            "6: tools.b.idempotency_key: idempotency_key '{0[x]}': only plain argument names in braces are allowed",
+            "7: tools.b.identity: tool policy field identity must be a list of names",
+        )
     ]
 
 
@@ -333,7 +355,23 @@ def test_a_tool_name_with_dots_and_no_quotes_is_explained() -> None:
 
 
 def test_a_problem_in_an_inline_table_is_told_at_its_line() -> None:
-    assert refusal('\ntools = { a = { effect = "read", x = 1 } }')[0].startswith("endstop.toml:2: tools.a.x: unknown key")
+    assert refusal('\ntools = { a = { effect = "read", x = 1 } }')[0].startswith(
+        "endstop.toml:2: tools.a.x: unknown key"
+    )
+
+
+def test_a_list_of_tables_where_one_belongs_is_told_at_its_line() -> None:
+    assert refusal("\n[[limits]]\nsteps_max = 1") == ["endstop.toml:2: limits: must be a table"]
+    assert refusal("\n[tools]\na = 3") == ["endstop.toml:3: tools.a: must be a table"]
+
+
+def test_lines_that_only_look_like_keys_or_tables_are_passed_over() -> None:
+    text = "redact = [\n  'a = 1',\n[1][0] = 2\n]\n"
+    assert refusal(text)[0].startswith("endstop.toml:3: this is no valid TOML")
+    nested = "redact = [\n[ 'x' ],\n['limits']\n]\n[limits]\nstep_max = 1\n"
+    assert [line.split(": ")[0] for line in refusal(nested)] == ["endstop.toml:1", "endstop.toml:6"]
+    rows = "redact = [\n['a', 'b']\n]\n[limits]\nstep_max = 1\n"
+    assert [line.split(": ")[0] for line in refusal(rows)] == ["endstop.toml:1", "endstop.toml:5"]
 
 
 def test_a_key_that_looks_like_one_inside_a_long_text_is_not_taken_for_it() -> None:
@@ -388,7 +426,9 @@ def test_a_file_that_cannot_be_read_is_a_policy_error(tmp_path: Path, name: str)
 
 TOML_VALUES = st.recursive(
     st.booleans() | st.integers(-5, 100) | st.text("abc{}:.", max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abx", min_size=1, max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abx", min_size=1, max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 KEYS = st.sampled_from([*LimitsTable.model_fields, *ToolTable.model_fields, *PolicyTable.model_fields, "x"])
@@ -512,6 +552,31 @@ def test_a_limit_that_cannot_fire_or_fires_too_soon_is_named(limits: Limits, sai
 
 
 @pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(same_call_max=7, steps_max=8),
+        Limits(same_call_max=8),
+        Limits(no_progress_max=20),
+        Limits(same_answer_max=20),
+        Limits(error_streak_max=20),
+        Limits(cycle_period_max=9),
+        Limits(cycle_period_max=2),
+        Limits(steps_max=17),
+    ],
+)
+def test_a_limit_that_can_just_fire_is_not_named(limits: Limits) -> None:
+    assert [line for line in policy_warnings(Policy(limits=limits)) if not line.startswith("cycle")] == []
+    if limits.steps_max != 8:
+        assert policy_warnings(Policy(limits=limits)) == ()
+
+
+def test_a_poll_limit_that_can_just_fire_is_not_named() -> None:
+    for unchanged, warned in ((19, False), (20, True)):
+        tool = ToolPolicy(effect=Effect.POLL, poll_unchanged_max=unchanged)
+        assert bool(policy_warnings(Policy(tools={"x": tool}))) is warned
+
+
+@pytest.mark.parametrize(
     ("tool", "said"),
     [
         (ToolPolicy(), "declares no effect"),
@@ -604,3 +669,55 @@ def test_every_result_fits_the_published_result_schema() -> None:
 
 def test_every_name_of_the_module_is_there() -> None:
     assert all(hasattr(policy_file, name) for name in policy_file.__all__)
+
+
+# --- the documentation ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page(repository: Path) -> str:
+    """The page on policies."""
+    return (repository / "docs" / "policy.md").read_text(encoding="utf-8")
+
+
+def rows(page: str, heading: str) -> dict[str, list[str]]:
+    """The table under a heading: the other cells by the name in the first."""
+    table = page.split(f"\n{heading}\n", 1)[1].split("\n#", 1)[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:2] == "| "]
+    return {row[0].strip("`"): row[1:] for row in cells[1:]}
+
+
+def test_the_examples_of_the_page_load_without_a_warning(page: str) -> None:
+    blocks = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 5
+    for block in blocks:
+        policy = parse_policy(block, "docs/policy.md")
+        assert policy != Policy()
+        assert [line for line in policy_warnings(policy) if "observe" not in line] == []
+
+
+def test_the_page_has_every_limit_with_its_default_and_its_least_value(page: str) -> None:
+    found = rows(page, "## Limits")
+    schema = json.loads(policy_json_schema())["$defs"]["LimitsTable"]["properties"]
+    assert list(found) == [item.name for item in fields(Limits)]
+    for name, cells in found.items():
+        assert cells[0] == str(getattr(Limits(), name)).lower(), name
+        assert cells[1] == str(schema[name]["minimum"]), name
+        assert f"{schema[name]['maximum']} at most" in cells[2] or schema[name]["maximum"] > 64, name
+
+
+def test_the_page_has_every_field_of_a_tool_with_every_word_it_takes(page: str) -> None:
+    found = rows(page, "## Tools")
+    assert list(found) == list(ToolTable.model_fields)
+    assert all(f"`{effect}`" in found["effect"][0] for effect in Effect)
+    assert all(f"`{scope}`" in found["scope"][0] for scope in SCOPES)
+    assert all(f"`{kind}`" in page for kind in OutcomeClass)
+    assert f"`{ToolPolicy().key_scope}`" in found["scope"][1]
+    assert f"`{ToolPolicy().target_class}`" in found["outcome_class"][1]
+
+
+def test_the_page_has_every_rung_and_every_reason_of_a_limit(page: str) -> None:
+    assert list(rows(page, "## The ladder")) == list(RUNGS)
+    told = {cells[3].strip("`") for cells in rows(page, "## Limits").values() if cells[3]}
+    assert {str(reason) for reason in LIMIT_OF_REASON} <= told
+    assert told <= {str(reason) for reason in TERMINAL_REASONS}

@@ -3,11 +3,11 @@
 Rule: two values share their bytes exactly when they are the same JSON value with the same types.
 Keys are sorted at every depth; `1`, `1.0` and `true` differ; text is compared in Unicode NFC;
 NaN and infinity have no form; nothing is folded, cleaned or guessed. Python values beyond JSON
-(bytes, dates, decimals, UUIDs, enums, dataclasses) have one declared, tagged form each; any other
-type is refused, because a `repr` would put object addresses into digests.
+(bytes, dates, decimals, UUIDs, enums, dataclasses) have one declared form each; any other type is
+refused, because a `repr` would put object addresses into digests.
 
-The common case takes one pass of orjson: when its bytes are ASCII and hold no `null`, no NaN can have
-been written and NFC changes nothing. Everything else is walked and normalised by hand first.
+The common case takes one pass of orjson. It writes NaN as `null` and does not normalise, so bytes that
+hold a `null` are looked at again, and what is not in NFC is walked and normalised by hand first.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ __all__ = [
     "digest_of",
     "drop_paths",
     "pick_paths",
+    "plain_value",
     "value_at",
 ]
 
@@ -47,6 +48,7 @@ BYTES_MAX: Final = 4 * 1024 * 1024
 DEPTH_MAX: Final = 64
 DIGEST_HEX: Final = 32
 _KEYED_TAG: Final = "$endstop"
+_SIMPLE: Final = frozenset({str, int, bool, type(None)})
 _OPTIONS: Final = (
     orjson.OPT_SORT_KEYS
     | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -63,16 +65,25 @@ def canonical_bytes(value: object) -> bytes:
     """
     try:
         data = orjson.dumps(value, option=_OPTIONS)
-        plain = data.isascii() and b"null" not in data and data.count(b"[") + data.count(b"{") <= DEPTH_MAX
-    except (orjson.JSONEncodeError, RecursionError):
-        data = b""
-        plain = False
-    if not plain:
+        settled = data.isascii() or unicodedata.is_normalized("NFC", data.decode())
+    except orjson.JSONEncodeError:
+        data, settled = b"", False
+    if settled and (b"null" in data or data.count(b"[") + data.count(b"{") > DEPTH_MAX):
+        settled = _is_plain(value)
+    if not settled:
         data = _slow_bytes(value)
     if len(data) > BYTES_MAX:
         msg = f"the value has {len(data)} canonical bytes; at most {BYTES_MAX} are allowed: pass a reference instead"
         raise NotCanonicalError(msg)
     return data
+
+
+def plain_value(value: object) -> object:
+    """`value` as plain JSON values in NFC: records and models as objects, other known types in their declared form.
+
+    Raises NotCanonicalError as `canonical_bytes` does.
+    """
+    return _walk(value, 0)
 
 
 def digest(data: bytes, key: bytes = b"") -> str:
@@ -87,13 +98,36 @@ def digest_of(domain: str, *parts: object, key: bytes = b"") -> str:
     return digest(domain.encode() + b"\0" + canonical_bytes(list(parts)), key)
 
 
+def _is_plain(value: object) -> bool:
+    """Whether `value` holds nothing but finite plain JSON values, at most `DEPTH_MAX` levels of them."""
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        deeper: list[object] = []
+        for item in level:
+            if type(item) is dict:
+                deeper += item.values()
+            elif type(item) is list or type(item) is tuple:
+                deeper += item
+            elif type(item) not in _SIMPLE and not (type(item) is float and math.isfinite(item)):
+                return False
+        if not deeper:
+            return True
+        level = deeper
+    return False
+
+
 def _slow_bytes(value: object) -> bytes:
-    """Walk, normalise, then encode: for `null`, non-ASCII text, large integers and tagged types."""
+    """Walk, normalise, then encode: for text that is not in NFC, large integers and types beyond JSON."""
     walked = _walk(value, 0)
+    try:
+        # The same encoder as in the fast case, so that both write a number alike; it cannot write large integers.
+        return orjson.dumps(walked, option=_OPTIONS)
+    except orjson.JSONEncodeError:
+        pass
     try:
         text = json.dumps(walked, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("utf-8")
-    except (UnicodeEncodeError, ValueError) as error:
+    except ValueError as error:
         msg = "the value has no canonical form: it holds a lone surrogate or a number that JSON cannot carry"
         raise NotCanonicalError(msg) from error
 
@@ -124,7 +158,7 @@ def _walk_mapping(value: Mapping[object, object], depth: int) -> dict[str, objec
         if not isinstance(name, str):
             msg = f"an object key is of type {type(name).__name__}; only strings are allowed"
             raise NotCanonicalError(msg)
-        key = unicodedata.normalize("NFC", str(name))
+        key = unicodedata.normalize("NFC", str.__str__(name))
         if key in walked:
             msg = "two keys of one object are equal in Unicode NFC"
             raise NotCanonicalError(msg)
@@ -133,7 +167,7 @@ def _walk_mapping(value: Mapping[object, object], depth: int) -> dict[str, objec
 
 
 def _tagged(value: object) -> object:
-    """One declared form for each known type beyond JSON; the tag keeps it apart from plain JSON."""
+    """One declared form for each known type beyond JSON, with a tag where it has no text of its own."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -143,24 +177,35 @@ def _tagged(value: object) -> object:
     if isinstance(value, decimal.Decimal):
         return {_KEYED_TAG: "decimal", "text": str(value)}
     if isinstance(value, uuid.UUID):
-        return {_KEYED_TAG: "uuid", "text": str(value)}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, bool | int | float | str | list | tuple | dict):
-        return _plain(value)
+        return str(value)
+    # A subclass of a JSON type counts as that type itself.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, dict):
+        return dict(value)
+    return _record(value)
+
+
+def _record(value: object) -> object:
+    """A dataclass or a model with `model_dump` as an object."""
     dump = getattr(value, "model_dump", None)
-    if callable(dump) and not isinstance(value, type):
-        return dump(mode="json")
+    try:
+        if isinstance(value, type):
+            pass
+        elif dataclasses.is_dataclass(value):
+            return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        elif callable(dump):
+            return dump(mode="json")
+    except Exception as error:
+        msg = f"a value of type {type(value).__name__} could not be read: {type(error).__name__}"
+        raise NotCanonicalError(msg) from error
     msg = f"a value of type {type(value).__name__} has no canonical form: pass JSON values, or declare how to encode it"
-    raise NotCanonicalError(msg)
-
-
-def _plain(value: object) -> object:
-    """A subclass of a JSON type as that type itself."""
-    for kind in (int, float, str, list, tuple, dict):
-        if isinstance(value, kind):
-            return kind(value)
-    msg = f"a value of type {type(value).__name__} has no canonical form"
     raise NotCanonicalError(msg)
 
 
@@ -190,15 +235,18 @@ def drop_paths(value: object, paths: Sequence[str]) -> object:
 def _drop(value: object, names: list[str]) -> object:
     head, rest = names[0], names[1:]
     if isinstance(value, dict):
-        if head == "*":
-            return {name: _drop(item, rest) for name, item in value.items()} if rest else {}
-        if head not in value:
+        if head != "*" and head not in value:
             return value
-        if rest:
-            return {name: _drop(item, rest) if name == head else item for name, item in value.items()}
-        return {name: item for name, item in value.items() if name != head}
-    if isinstance(value, list | tuple) and head == "*" and rest:
-        return [_drop(item, rest) for item in value]
+        hit = value if head == "*" else {head}
+        return {
+            name: _drop(item, rest) if name in hit else item for name, item in value.items() if rest or name not in hit
+        }
+    if isinstance(value, list | tuple):
+        return [
+            _drop(item, rest) if head in ("*", str(place)) else item
+            for place, item in enumerate(value)
+            if rest or head not in ("*", str(place))
+        ]
     return value
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from endstop.core.records import OperationRecord, RunRecord
 
 __all__ = [
-    "decision_json", "envelope_data", "envelope_from", "envelope_json", "limits_from", "operation_json", "result_data",
+    "decision_json", "envelope_data", "envelope_from", "envelope_json", "limits_from", "operation_json", "output_text", "result_data",
     "result_from", "result_json", "rfc3339", "run_json", "spec_from",
 ]  # fmt: skip
 
@@ -84,6 +84,16 @@ def result_json(result: ToolResult[object]) -> Json:
         if name not in ("status", "warning") and value is not None and value is not False:
             body[name] = value
     return body
+
+
+def output_text(value: object) -> str | None:
+    """A run's output as kept for review: text as it is, other JSON values as canonical JSON, else None."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return canonical_bytes(value).decode()
+    except NotCanonicalError:
+        return None
 
 
 # -- Envelopes

@@ -223,6 +223,9 @@ class Evidence:
 _FIELD_NAMES: Final = tuple(item.name for item in fields(Evidence))
 
 
+_PENDING_PARTS: Final = tuple(item.name for item in fields(Pending))
+
+
 def _packed(value: object) -> object:
     if type(value) is LastAnswer:
         sketch = value.sketch
@@ -234,7 +237,7 @@ def _packed(value: object) -> object:
         first = next(iter(value.values()))
         if type(first) is Pending:
             return {
-                name: [call.tool, call.fingerprint, call.effect, call.agent, call.since_us, call.operation_id, call.owner]
+                name: [getattr(call, part) for part in _PENDING_PARTS]
                 for name, call in value.items()
             }
     return value

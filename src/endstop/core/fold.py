@@ -65,13 +65,16 @@ __all__ = [
 
 V = TypeVar("V")
 _UNWATCHED: Final = (Effect.POLL, Effect.WAIT)
+_HANDED_OFF: Final = "handoff"
 _COUNTED_REFUSALS: Final = frozenset({"deny", "host", "strict_tools", "key", "operation", "retry"})
 
 
 # -- Calls
 
 
-def let_through(evidence: Evidence, proposal: Proposal, verdict: Verdict, now_us: int, operation_id: str | None) -> None:
+def let_through(
+    evidence: Evidence, proposal: Proposal, verdict: Verdict, now_us: int, operation_id: str | None
+) -> None:
     """A tool call may run: it counts as a step from now on, settled or not."""
     if len(evidence.pending) >= PENDING_MAX and proposal.call_id not in evidence.pending:
         msg = f"more than {PENDING_MAX} calls of one run are in flight"
@@ -140,7 +143,7 @@ def settled(evidence: Evidence, seen: Observation, limits: Limits, now_us: int) 
     if seen.changed:
         _clear_window(evidence)
     _fold_trail(evidence, seen, limits)
-    _remember(evidence, seen)
+    _remember(evidence, seen.fingerprint, seen.answer)
     _fold_stall(evidence, seen)
     _fold_row(evidence, seen, limits)
     _fold_streak(evidence, seen)
@@ -185,7 +188,8 @@ def handed_off(evidence: Evidence, proposal: Proposal, verdict: Verdict, limits:
     """One agent handed the run to another: counted, and a symbol of the window with a constant answer."""
     evidence.handoffs += 1
     _climbed(evidence, verdict)
-    _push(evidence, (proposal.fingerprint, "handoff"), limits)
+    _push(evidence, (proposal.fingerprint, _HANDED_OFF), limits)
+    _remember(evidence, proposal.fingerprint, _HANDED_OFF)
     evidence.last = None
 
 
@@ -367,12 +371,15 @@ def _push(evidence: Evidence, symbol: tuple[str, str], limits: Limits) -> None:
     period_max = max(limits.cycle_period_max, 1)
     if len(runs) != period_max:
         evidence.runs = runs = (runs + [0] * period_max)[:period_max]
-    length = len(trail)
-    for period in range(1, period_max + 1):
-        if period <= length and trail[length - period] == symbol:
-            runs[period - 1] += 1
-        else:
-            runs[period - 1] = 0
+    if symbol in trail:
+        length = len(trail)
+        for period in range(1, period_max + 1):
+            if period <= length and trail[length - period] == symbol:
+                runs[period - 1] += 1
+            else:
+                runs[period - 1] = 0
+    else:
+        evidence.runs = [0] * period_max
     trail.append(symbol)
     kept = max(period_max, limits.call_window)
     if len(trail) > kept:
@@ -389,16 +396,17 @@ def _fold_trail(evidence: Evidence, seen: Observation, limits: Limits) -> None:
     evidence.last = LastAnswer(seen.fingerprint, seen.answer, 1, seen.sketch, seen.text)
 
 
-def _remember(evidence: Evidence, seen: Observation) -> None:
-    answers = evidence.calls.pop(seen.fingerprint, None)
+def _remember(evidence: Evidence, fingerprint: str, answer: str) -> None:
+    """The calls used last, with their answers used last. Every call in the trail stands in this memory too."""
+    answers = evidence.calls.pop(fingerprint, None)
     if answers is None:
-        answers = {}
-    count = answers.pop(seen.answer, 0)
-    answers[seen.answer] = count + 1
-    if len(answers) > ANSWERS_MAX:
-        del answers[next(iter(answers))]
-        evidence.evictions += 1
-    evidence.calls[seen.fingerprint] = answers
+        evidence.calls[fingerprint] = {answer: 1}
+    else:
+        answers[answer] = answers.pop(answer, 0) + 1
+        if len(answers) > ANSWERS_MAX:
+            del answers[next(iter(answers))]
+            evidence.evictions += 1
+        evidence.calls[fingerprint] = answers
     if len(evidence.calls) > CALLS_MAX:
         del evidence.calls[next(iter(evidence.calls))]
         evidence.evictions += 1

@@ -64,8 +64,10 @@ def cycle_before(limits: Limits, evidence: Evidence, proposal: Proposal) -> Trip
     if proposal.effect in _UNWATCHED:
         return None
     trail, runs = evidence.trail, evidence.runs
-    length = len(trail)
     laps = limits.cycle_repeats_max
+    if laps > 1 and not any(runs):
+        return None  # nothing has repeated yet
+    length = len(trail)
     for period in range(2, min(limits.cycle_period_max, length) + 1):
         # Period 2 closes its last lap with the refused call; longer ones have finished it.
         needed = max(0, period * (laps - 1) - (1 if period == 2 else 0))  # noqa: PLR2004
@@ -94,20 +96,14 @@ def same_call_before(limits: Limits, evidence: Evidence, proposal: Proposal) -> 
     """Did this call give one answer `same_call_max` times in the window, or as often back to back?"""
     if proposal.effect in _UNWATCHED:
         return None
-    counts: dict[str, int] = {}
-    for fingerprint, answer in evidence.trail[-limits.call_window :]:
-        if fingerprint == proposal.fingerprint:
-            counts[answer] = counts.get(answer, 0) + 1
-    count = max(counts.values(), default=0)
-    last = evidence.last
-    if last is not None and last.fingerprint == proposal.fingerprint:
-        count = max(count, last.count)
+    count = 0
+    if proposal.fingerprint in evidence.calls:
+        count = _repeats(limits, evidence, proposal.fingerprint)
     # Calls in flight have no answer yet; until they do, they count as the same.
     if evidence.pending:
         count += sum(
-            1
+            call.fingerprint == proposal.fingerprint and call_id != proposal.call_id
             for call_id, call in evidence.pending.items()
-            if call.fingerprint == proposal.fingerprint and call_id != proposal.call_id
         )
     if count < limits.same_call_max:
         return None
@@ -117,6 +113,16 @@ def same_call_before(limits: Limits, evidence: Evidence, proposal: Proposal) -> 
         detail=Detail(limit_name="same_call_max", limit=limits.same_call_max, value=count, repeats=count),
         loop=f"same_call:{proposal.fingerprint}",
     )
+
+
+def _repeats(limits: Limits, evidence: Evidence, fingerprint: str) -> int:
+    counts: dict[str, int] = {}
+    for executed, answer in evidence.trail[-limits.call_window :]:
+        if executed == fingerprint:
+            counts[answer] = counts.get(answer, 0) + 1
+    last = evidence.last
+    in_a_row = last.count if last is not None and last.fingerprint == fingerprint else 0
+    return max(in_a_row, *counts.values(), 0)
 
 
 def streak_key(tool: str, error_class: ErrorClass, symbol: str = "") -> str:

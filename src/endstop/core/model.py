@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from endstop.core.reasons import Action, Change, ErrorClass, Reason, Status
+from endstop.core.slots import filled_by_slot
 from endstop.errors import SpecInvalidError, UsageError
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ class ToolCall:
         if not self.tool or len(self.tool) > NAME_CHARS_MAX:
             msg = f"a tool call needs a tool name of 1 to {NAME_CHARS_MAX} characters"
             raise UsageError(msg)
-        if not isinstance(self.args, Mapping | str):
+        args: object = self.args
+        if type(args) is not dict and not isinstance(args, Mapping | str):
             msg = "a tool call's args are an object, or the raw text that did not parse"
             raise UsageError(msg)
-        if self.change is not None and not isinstance(self.change, Change):
+        change: object = self.change
+        if change is not None and type(change) is not Change:
             try:
-                object.__setattr__(self, "change", Change(self.change))
+                object.__setattr__(self, "change", Change(str(change)))
             except ValueError as error:
                 msg = f"a tool call names an unknown change; one of {', '.join(Change)}"
                 raise UsageError(msg) from error
@@ -255,6 +258,7 @@ class Decision:
         raise NotImplementedError
 
 
+@filled_by_slot
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execute(Decision):
     """The call may go out."""

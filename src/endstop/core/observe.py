@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from endstop.core import likeness, loops
-from endstop.core.canonical import canonical_bytes, digest, drop_paths, value_at
+from endstop.core.canonical import canonical_bytes, digest, drop_paths, plain_value, value_at
 from endstop.core.events import Observation
-from endstop.core.evidence import NEEDS_CHANGE
-from endstop.core.model import ToolResult, Version
+from endstop.core.evidence import NEEDS_CHANGE, kept_version
+from endstop.core.model import COUNT_MAX, ToolResult, Version
 from endstop.core.propose import progress_source
-from endstop.core.reasons import ErrorClass, Status
+from endstop.core.reasons import Effect, ErrorClass, Status
+from endstop.core.slots import filled_by_slot
 from endstop.errors import NotCanonicalError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _DIGITS: Final = re.compile(r"\d+")
 _ADDRESSES: Final = re.compile(r"0x[0-9a-fA-F]+")
 
 
+@filled_by_slot
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """A result as digests. `retry_after_ms` is None when no retry is meant, or `NEEDS_CHANGE`."""
@@ -60,28 +62,35 @@ def as_result(value: object) -> ToolResult[object]:
 def checked(result: ToolResult[object], tool: ToolPolicy, schema_error: str | None = None) -> ToolResult[object]:
     """The result, or the explicit failure that it is: a tool that owes data gave none, or broke its schema.
 
-    `0`, `False`, `[]` and `{}` are data. A write's emptiness never un-commits it, so writes are not judged here.
+    `0`, `False`, `[]` and `{}` are data. A bad answer never un-commits what may have been written.
     """
+    if not tool.owes_data and schema_error is None:
+        return result
     if result.failed or result.status is Status.COMPLETE:
         return result
     if schema_error is not None:
-        return replace(
-            result,
-            status=Status.RETRYABLE,
-            error_class=ErrorClass.ANSWER_SCHEMA,
-            message=f"the tool's answer breaks its declared schema: {schema_error}",
-        )
-    if not tool.owes_data:
-        return result
+        message = f"the tool's answer breaks its declared schema: {schema_error}"
+        return _bad_answer(result, tool, ErrorClass.ANSWER_SCHEMA, message)
     value = result.value
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return replace(
-            result,
-            status=Status.RETRYABLE,
-            error_class=ErrorClass.EMPTY_ANSWER,
-            message="the tool answered with nothing: treat it as failed, not as an empty finding",
-        )
-    return result
+    if value is not None and not (isinstance(value, str) and not value.strip()):
+        return result
+    message = "the tool answered with nothing: treat it as failed, not as an empty finding"
+    return _bad_answer(result, tool, ErrorClass.EMPTY_ANSWER, message)
+
+
+def _bad_answer(
+    result: ToolResult[object], tool: ToolPolicy, error_class: ErrorClass, message: str
+) -> ToolResult[object]:
+    committed = result.side_effect_committed
+    if committed is None and tool.effect in (Effect.WRITE, Effect.UNKNOWN):
+        committed = True
+    return replace(
+        result,
+        status=Status.RETRYABLE,
+        error_class=error_class,
+        message=message,
+        side_effect_committed=committed,
+    )
 
 
 def measure(
@@ -89,24 +98,26 @@ def measure(
 ) -> Measured:
     """`result` as digests under `key`. `sketched` also makes the sketch that a stored state needs (undeclared only)."""
     data = _answer_bytes(result, tool)
-    explicit_retry = result.status is Status.RETRYABLE and result.error_class is None
-    transport = result.error_class in loops.UNCOUNTED_CLASSES
+    error_class = result.error_class
+    failed = result.failed
+    explicit_retry = failed and result.status is Status.RETRYABLE and error_class is None
+    transport = error_class is not None and error_class in loops.UNCOUNTED_CLASSES
     text: str | bytes | None = None
     if not tool.declared:
-        text = result.value if isinstance(result.value, str) and not result.failed else data
+        text = result.value if isinstance(result.value, str) and not failed else data
         if len(text) > likeness.MASKED_CHARS_MAX:
             text = None
     version = _version(result, tool)
     return Measured(
         status=result.status,
-        failed=result.failed,
+        failed=failed,
         answer=digest(data, key),
         evidence=not (explicit_retry or transport),
-        error_class=result.error_class,
-        error_symbol=_error_symbol(result, key),
+        error_class=error_class,
+        error_symbol=_error_symbol(result, key) if error_class is ErrorClass.TOOL_FAILED else "",
         version=version,
         version_source=None if version is None else progress_source(proposal.tool, proposal.args, tool, key),
-        retry_after_ms=_retry_after(result, explicit_retry=explicit_retry, transport=transport),
+        retry_after_ms=_retry_after(result, explicit_retry=explicit_retry, transport=transport) if failed else None,
         sketch=likeness.sketch(text) if sketched and text is not None else None,
         text=text,
     )
@@ -175,46 +186,65 @@ def _identity(evidence: Evidence, proposal: Proposal, measured: Measured) -> str
 
 
 def _grows(evidence: Evidence, source: str, version: Version) -> bool:
+    """Whether `version` is one that this source has not shown before: a higher number, or opaque text not seen yet."""
     known = evidence.versions.get(source)
-    if isinstance(version, int):
-        if isinstance(known, int):
-            return version > known
-        floor = evidence.version_floor
-        return known is not None or floor is None or version > floor
-    if isinstance(known, list):
-        return version not in known
-    return version != evidence.seeded
+    if isinstance(version, int) and not isinstance(known, list):
+        start = evidence.version_floor if known is None else known
+        return start is None or version > start
+    symbol = kept_version(version)
+    if symbol == evidence.seeded:
+        return False
+    return symbol not in known if isinstance(known, list) else known is None or symbol != kept_version(known)
 
 
 def _answer_bytes(result: ToolResult[object], tool: ToolPolicy) -> bytes:
     """What the answer's digest is made of: status and value, less the declared volatile fields."""
-    value: object = result.value
-    if tool.volatile_result:
-        value = drop_paths(value, tool.volatile_result)
     try:
+        value: object = result.value
+        if tool.volatile_result:
+            value = drop_paths(plain_value(value), tool.volatile_result)
         data = canonical_bytes(value)
     except NotCanonicalError:
-        # Not JSON: its printed form without object addresses is the best identity there is, and never leaves memory.
-        data = b"opaque\0" + _ADDRESSES.sub("0x", repr(value)).encode("utf-8", "replace")
+        data = b"opaque\0" + _printed(result.value).encode("utf-8", "surrogatepass")
     if result.status is Status.PROGRESS and result.error_class is None:
         return data
     head = f"{result.status}\0{result.error_class or ''}\0{result.message or ''}\0"
     return head.encode("utf-8", "replace") + data
 
 
+def _printed(value: object) -> str:
+    """The printed form of what is no JSON, without addresses: the best identity there is. It never leaves memory."""
+    try:
+        return _ADDRESSES.sub("0x", repr(value))
+    except Exception as error:  # a broken repr must not lose a call's outcome
+        return f"{type(value).__name__} {type(error).__name__}"
+
+
 def _version(result: ToolResult[object], tool: ToolPolicy) -> Version | None:
     version: object = result.progress_version
     if version is None and tool.progress is not None:
-        version = value_at(result.value, tool.progress)
+        version = value_at(_readable(result.value), tool.progress)
     if isinstance(version, bool) or not isinstance(version, int | str):
         return None
-    return version if isinstance(version, int) else version[:VERSION_CHARS_MAX]
+    if isinstance(version, int) and abs(version) <= COUNT_MAX:
+        return version
+    # Opaque: text, and numbers beyond what a stored state and an entry can hold.
+    text = str(version)
+    return text if len(text) <= VERSION_CHARS_MAX else digest(text.encode("utf-8", "surrogatepass"))
+
+
+def _readable(value: object) -> object:
+    """A record as the object that paths lead into; JSON values as they are."""
+    if value is None or isinstance(value, dict | list | tuple | str | int):
+        return value
+    try:
+        return plain_value(value)
+    except NotCanonicalError:
+        return None
 
 
 def _error_symbol(result: ToolResult[object], key: bytes) -> str:
     """Plain tool failures are told apart by message: the first 200 characters, digits masked."""
-    if result.error_class is not ErrorClass.TOOL_FAILED:
-        return ""
     text = _DIGITS.sub("0", (result.message or "")[:ERROR_TEXT_CHARS_MAX])
     return digest(b"error\0" + text.encode("utf-8", "replace"), key)[:16]
 

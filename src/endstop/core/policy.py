@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from string import Formatter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from endstop.core.canonical import canonical_bytes, digest_of
 from endstop.core.reasons import Effect, OutcomeClass
@@ -188,11 +188,16 @@ class ToolPolicy:
 
 
 def _names(field_name: str, value: object) -> tuple[str, ...]:
-    found = (value,) if isinstance(value, str) else tuple(cast("tuple[str, ...]", value))
-    if not all(isinstance(name, str) and name for name in found):
+    found: tuple[object, ...] = ()
+    if isinstance(value, str):
+        found = (value,)
+    elif isinstance(value, list | tuple):
+        found = tuple(value)
+    names = tuple(name for name in found if isinstance(name, str) and name)
+    if len(names) != len(found) or not isinstance(value, str | list | tuple):
         msg = f"tool policy field {field_name} must be a list of names"
         raise PolicyInvalidError(msg)
-    return found
+    return names
 
 
 def _template_names(template: str) -> tuple[str, ...]:
@@ -220,9 +225,8 @@ class Policy:
     """Limits, tool policies by name (or shell pattern) and the ladder of what happens when a guard trips.
 
     `on_trip` is `("stop",)`, a climb such as `("warn", "block", "stop")`, or `("observe",)`, which only writes down
-    what would have happened. `strict_tools` refuses tools that are not declared. `redact` names
-    arguments that are never shown. Raises PolicyInvalidError when the ladder has no stop, when a rung could never be reached, or when a
-    tool is declared against itself.
+    what would have happened. `strict_tools` refuses tools that are not declared. `redact` names arguments that are
+    never shown. Raises PolicyInvalidError when the ladder has no stop, or a rung that could never be reached.
     """
 
     limits: Limits = Limits()
@@ -230,11 +234,14 @@ class Policy:
     on_trip: tuple[str, ...] = ("stop",)
     strict_tools: bool = False
     redact: tuple[str, ...] = ()
+    _patterns: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
-        ladder = (self.on_trip,) if isinstance(self.on_trip, str) else tuple(self.on_trip)
+        given: object = self.on_trip
+        ladder = (given,) if isinstance(given, str) else tuple(self.on_trip)
         object.__setattr__(self, "on_trip", ladder)
-        if not isinstance(self.limits, Limits):
+        limits: object = self.limits
+        if not isinstance(limits, Limits):
             msg = "policy field limits must be a Limits record"
             raise PolicyInvalidError(msg)
         # 1. The ladder: observe stands alone; otherwise it climbs and ends in stop.
@@ -253,11 +260,13 @@ class Policy:
         if len(self.tools) > TOOLS_MAX:
             msg = f"a policy declares at most {TOOLS_MAX} tools"
             raise PolicyInvalidError(msg)
-        for name, tool in self.tools.items():
+        tools: list[tuple[object, object]] = list(self.tools.items())
+        for name, tool in tools:
             if not isinstance(name, str) or not name or not isinstance(tool, ToolPolicy):
                 msg = "policy field tools must map tool names to ToolPolicy records"
                 raise PolicyInvalidError(msg)
         object.__setattr__(self, "tools", MappingProxyType(dict(self.tools)))
+        object.__setattr__(self, "_patterns", tuple(name for name in self.tools if any(sign in name for sign in "*?[")))
 
     @property
     def observes(self) -> bool:
@@ -269,9 +278,9 @@ class Policy:
         found = self.tools.get(name)
         if found is not None:
             return found
-        for pattern, tool in self.tools.items():
+        for pattern in self._patterns:
             if fnmatchcase(name, pattern):
-                return tool
+                return self.tools[pattern]
         return NO_TOOL_POLICY
 
     def under(self, limits: Limits) -> Policy:

@@ -6,8 +6,11 @@ text joined together.
 
 from __future__ import annotations
 
+import json
+import re
 import unicodedata
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -15,10 +18,13 @@ import orjson
 from endstop.core.canonical import canonical_bytes, digest, digest_of, drop_paths, pick_paths, value_at
 from endstop.core.entries import safe_name
 from endstop.core.events import Proposal
+from endstop.core.evidence import short_name
 from endstop.core.reasons import Effect, ErrorClass
 from endstop.errors import NotCanonicalError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from endstop.core.model import ToolCall
     from endstop.core.policy import ToolPolicy
 
@@ -26,6 +32,9 @@ __all__ = ["argument_note", "fingerprint_of", "idempotency_key_of", "parsed_args
 
 KEY_CHARS_MAX: Final = 255
 NOTED_ARGS_MAX: Final = 32
+_LONG_NUMBER: Final = re.compile(r"\d{19}")
+# Names of tools, agents and rounds come again and again.
+_known_name: Final = lru_cache(maxsize=1_024)(safe_name)
 
 
 def parsed_args(args: Mapping[str, object] | str) -> Mapping[str, object] | str:
@@ -33,10 +42,24 @@ def parsed_args(args: Mapping[str, object] | str) -> Mapping[str, object] | str:
     if not isinstance(args, str):
         return args
     try:
-        value = orjson.loads(args) if args.strip() else {}
-    except orjson.JSONDecodeError:
+        if not args.strip():
+            return {}
+        # orjson makes a float of a whole number beyond 64 bits, so that two ids could become one.
+        value = _exact(args) if _LONG_NUMBER.search(args) else orjson.loads(args)
+    except (ValueError, RecursionError):
         return args
     return value if isinstance(value, dict) else args
+
+
+def _exact(text: str) -> object:
+    """`text` as JSON with whole numbers of any size. Raises ValueError for what is no JSON, NaN and infinity."""
+    value: object = json.loads(text, parse_constant=_no_constant)
+    return value
+
+
+def _no_constant(name: str) -> object:
+    msg = f"{name} is no JSON"
+    raise ValueError(msg)
 
 
 def fingerprint_of(name: str, args: Mapping[str, object] | str, tool: ToolPolicy, key: bytes = b"") -> str:
@@ -47,14 +70,19 @@ def fingerprint_of(name: str, args: Mapping[str, object] | str, tool: ToolPolicy
     an HMAC. Raises NotCanonicalError when the arguments have no canonical form.
     """
     if isinstance(args, str):
-        return digest(b"raw\0" + name.encode() + b"\0" + unicodedata.normalize("NFC", args).encode(), key)
+        return digest(b"raw\0" + _utf8(name) + b"\0" + _utf8(unicodedata.normalize("NFC", args)), key)
     counted: object = args
     if tool.identity:
         counted = pick_paths(args, tool.identity) or args
     if tool.volatile_args:
         counted = drop_paths(counted, tool.volatile_args)
     plain = counted if type(counted) is dict or not isinstance(counted, Mapping) else dict(counted)
-    return digest(b"call\0" + name.encode() + b"\0" + canonical_bytes(plain), key)
+    return digest(b"call\0" + _utf8(name) + b"\0" + canonical_bytes(plain), key)
+
+
+def _utf8(text: str) -> bytes:
+    """The bytes of any text, also of one with lone surrogates, so that two texts stay two."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def idempotency_key_of(
@@ -65,31 +93,50 @@ def idempotency_key_of(
     The digest covers the scope and its value, the tool, the template and the canonical field values under `key`.
     """
     declared = tool.idempotency_key
+    values: list[object]
     if declared is None:
         return None, "declare idempotency_key for this tool"
     if isinstance(args, str):
         return None, "arguments that are a JSON object"
     if callable(declared):
-        made = declared(args)
+        made = _made_key(declared, args)
+        if isinstance(made, Exception):
+            return None, f"a key from the declared key function, which raised {type(made).__name__}"
         if not isinstance(made, str) or not made or len(made) > KEY_CHARS_MAX:
             return None, f"a key of 1 to {KEY_CHARS_MAX} characters from the declared key function"
         template, values = "function", [made]
     else:
         fields = tool.key_fields
-        values = [value_at(args, field) for field in fields]
-        absent = [field for field, value in zip(fields, values, strict=True) if value is None or value == ""]
+        found = [value_at(args, field) for field in fields]
+        absent = [field for field, value in zip(fields, found, strict=True) if _is_blank(value)]
         if absent:
             return None, "a value for " + ", ".join(absent)
+        values = found
         template = declared if isinstance(declared, str) else ",".join(fields)
-    return digest_of("key", tool.key_scope, scope_value, name, template, values, key=key), None
+    try:
+        return digest_of("key", tool.key_scope, scope_value, name, template, values, key=key), None
+    except NotCanonicalError:
+        return None, "a tool name and a key that are plain text"
+
+
+def _is_blank(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _made_key(function: Callable[[Mapping[str, object]], object], args: Mapping[str, object]) -> object:
+    """What the declared key function makes of `args`, or the exception it raised: no key is a refusal, not a crash."""
+    try:
+        return function(args)
+    except Exception as error:
+        return error
 
 
 def progress_source(name: str, args: Mapping[str, object] | str, tool: ToolPolicy, key: bytes = b"") -> str:
     """The source whose progress version a result of this call carries: the tool and its declared scope fields."""
     if not tool.progress_scope or isinstance(args, str):
-        return name
+        return short_name(name)
     scoped = [value_at(args, path) for path in tool.progress_scope]
-    return f"{name}#{digest_of('source', scoped, key=key)}"
+    return f"{short_name(name)}#{digest_of('source', scoped, key=key)}"
 
 
 def propose(
@@ -107,7 +154,7 @@ def propose(
     try:
         fingerprint = fingerprint_of(call.tool, args, tool, run_key)
     except NotCanonicalError:
-        fingerprint = digest(b"unreadable\0" + call.tool.encode(), run_key)
+        fingerprint = digest(b"unreadable\0" + _utf8(call.tool), run_key)
         fault = fault or ErrorClass.SCHEMA
     if isinstance(args, str):
         fault = fault or ErrorClass.SCHEMA
@@ -118,13 +165,14 @@ def propose(
         key_digest, missing = idempotency_key_of(call.tool, args, tool, key=store_key, scope_value=scope_value)
     if store_key and fault is None:
         operation_fingerprint = fingerprint_of(call.tool, args, tool, store_key)
+    name = _known_name(call.tool)
     return Proposal(
-        tool=safe_name(call.tool),
+        tool=name,
         effect=tool.effect,
         fingerprint=fingerprint,
         call_id=safe_name(call_id or call.call_id),
-        round_id=None if call.round_id is None else safe_name(call.round_id),
-        agent=safe_name(call.agent),
+        round_id=None if call.round_id is None else _known_name(call.round_id),
+        agent=_known_name(call.agent),
         key_digest=key_digest,
         operation_fingerprint=operation_fingerprint,
         key_missing=missing,
@@ -132,6 +180,8 @@ def propose(
         change=call.change,
         fault=fault,
         declared=tool.declared,
+        poll_interval_ms_min=tool.poll_interval_ms_min if tool.effect is Effect.POLL else None,
+        raw_tool="" if name == call.tool else call.tool,
         args=args,
     )
 
@@ -140,7 +190,9 @@ def argument_note(args: Mapping[str, object] | str) -> tuple[tuple[str, str], ..
     """The arguments as an envelope may show them: each name with its value's type and size, never the value."""
     if isinstance(args, str):
         return (("(unparsed text)", f"{len(args)} characters"),)
-    return tuple((name[:80], _size_note(args[name])) for name in sorted(args)[:NOTED_ARGS_MAX])
+    # A malformed call may have names that are no text.
+    named = sorted((safe_name(str(name)), _size_note(value)) for name, value in args.items())
+    return tuple(named[:NOTED_ARGS_MAX])
 
 
 def _size_note(value: object) -> str:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from endstop.core import fold, loops
 from endstop.core.canonical import digest
-from endstop.core.codec import result_data
+from endstop.core.codec import output_text, result_data
 from endstop.core.decide import decide_call
 from endstop.core.ending import end_run, figures
 from endstop.core.entries import INT_MAX
 from endstop.core.events import OperationView, Proposal, Verdict
 from endstop.core.observe import Measured, observe
-from endstop.core.reasons import Action, ErrorClass, Status
+from endstop.core.reasons import Action, ErrorClass, Reason, Status
 from endstop.core.records import OperationRecord, RunTransaction
 from endstop.core.transitions import OperationEvent, OperationState, operation_next
 from endstop.errors import InvariantError
@@ -236,6 +236,8 @@ class SettleCall(Step[CallSettled]):
             )  # fmt: skip
         verdict = loops.after(policy, evidence, seen, self.tool)
         if verdict.action is Action.STOP:
+            if verdict.reason is Reason.COMPLETE:
+                txn.output = output_text(self.result.value)
             envelope = end_run(txn, verdict, self.now_us, after=self.proposal, message=self.result.message or "")
             return CallSettled(
                 verdict=verdict, seen=seen, operation=txn.operation, envelope=envelope, accepted=accepted

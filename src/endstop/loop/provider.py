@@ -398,9 +398,14 @@ def _broke_off(response: ModelResponse, system: str, *, streamed: bool) -> bool:
     """
     if response.state in ("incomplete", "interrupted"):
         return True
-    if not streamed or (response.provider_details or {}).get("finish_reason"):
+    if not streamed or _raw_finish_reason(response):
         return False
     return system in _USAGE_COMES_FIRST or _usage(response) is None
+
+
+def _raw_finish_reason(response: ModelResponse) -> object:
+    """The provider's own word for it; where it is missing the layer may put a default in `finish_reason`."""
+    return (response.provider_details or {}).get("finish_reason")
 
 
 def _repr_bytes(value: object) -> int:
@@ -409,7 +414,9 @@ def _repr_bytes(value: object) -> int:
 
 
 def _stop_reason(response: ModelResponse, *, has_requests: bool) -> StopReason:
-    reason = _STOP_REASONS.get(response.finish_reason or "", "other")
+    said_nothing = response.finish_reason is None and not _raw_finish_reason(response)
+    # A model that never names a reason, and did not break off, has said what it had to say.
+    reason = "end_turn" if said_nothing else _STOP_REASONS.get(response.finish_reason or "", "other")
     if reason in ("max_tokens", "refusal"):
         return reason
     # Some servers end a turn with "stop", or with nothing, although it asks for tools.

@@ -11,32 +11,39 @@ It keeps the same evidence as a durable run, so that a call is decided the same 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from endstop.core import fold, loops
 from endstop.core.decide import decide_call, decide_turn
-from endstop.core.events import OperationView, Proposal, TurnProposal, Verdict
+from endstop.core.events import GO, OperationView, Proposal, TurnProposal, Verdict
 from endstop.core.evidence import Evidence
 from endstop.core.messages import message_of, warning_of
-from endstop.core.model import Block, Counters, Decision, Execute, Replay, Stop, ToolCall, ToolResult, Usage, Wait
+from endstop.core.model import (
+    Block,
+    Counters,
+    Decision,
+    Execute,
+    ModelCall,
+    Replay,
+    Stop,
+    ToolCall,
+    ToolResult,
+    Usage,
+    Wait,
+)
 from endstop.core.observe import as_result, checked, measure, observe
 from endstop.core.policy import Policy, ToolPolicy
 from endstop.core.propose import propose
-from endstop.core.reasons import Action, Effect, ErrorClass, Reason
+from endstop.core.reasons import Action, ErrorClass, Reason
+from endstop.core.steps import operation_event
+from endstop.core.transitions import OperationEvent, OperationState
+from endstop.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from endstop.core.model import Version
 
 __all__ = ["LoopGuard", "decision_of"]
-
-_NO_EFFECT_YET: Final = (Effect.READ, Effect.POLL, Effect.WAIT)
-
-
-def _monotonic_us() -> int:
-    return time.monotonic_ns() // 1_000
-
 
 class LoopGuard:
     """Every guard of one run, in memory. Safe to share between threads.
@@ -53,12 +60,15 @@ class LoopGuard:
         clock: Callable[[], int] | None = None,
     ) -> None:
         self._policy = policy or Policy()
-        self._clock = clock or _monotonic_us
+        self._clock = clock or SystemClock().now_us
         self._lock = threading.Lock()
         self._evidence = Evidence()
         self._operations: dict[str, OperationView] = {}
         self._results: dict[str, ToolResult[object]] = {}
+        # Calls let through and not settled: by their id, and those without one by the identity of the call itself,
+        # which is kept so that no other object can take that identity.
         self._open: dict[str, list[Proposal]] = {}
+        self._unnamed: dict[int, tuple[ToolCall, list[Proposal]]] = {}
         self._serial = 0
         if initial_progress_version is not None:
             fold.seed_version(self._evidence, initial_progress_version)
@@ -94,7 +104,7 @@ class LoopGuard:
             proposal = propose(call, tool, call_id=call.call_id or f"#{self._serial}", fault=fault)
             operation = self._operations.get(proposal.key_digest) if proposal.key_digest is not None else None
             verdict = decide_call(self._policy, self._evidence, proposal, now_us, operation=operation)
-            self._fold(proposal, verdict, now_us)
+            self._fold(call, proposal, verdict, now_us)
         return decision_of(verdict, proposal, now_us, result=self._result_of(proposal, verdict))
 
     def after(self, call: ToolCall, result: ToolResult[object] | object) -> Decision:
@@ -116,7 +126,8 @@ class LoopGuard:
         self, *, input_tokens_max: int | None = None, output_tokens_max: int | None = None, model: str = ""
     ) -> Decision:
         """May the next model call leave? The bounds are the most tokens it can use, where they are known."""
-        known = [bound for bound in (input_tokens_max, output_tokens_max) if bound is not None]
+        asked = ModelCall(model=model, input_tokens_max=input_tokens_max, output_tokens_max=output_tokens_max)
+        known = [bound for bound in (asked.input_tokens_max, asked.output_tokens_max) if bound is not None]
         with self._lock:
             now_us = self._now()
             self._serial += 1
@@ -144,13 +155,14 @@ class LoopGuard:
             output_tokens=output_tokens,
             cache_read_tokens=cache_read_tokens,
             reasoning_tokens=reasoning_tokens,
+            spend_nanos=spend_nanos,
         )
         with self._lock:
             now_us = self._now()
             oldest = next(iter(self._evidence.turns_open), "")
             fold.turn_settled(self._evidence, oldest, usage, spend_nanos)
             ended = self._evidence.ended
-        verdict = Verdict() if ended is None else Verdict(action=Action.STOP, reason=Reason(ended), guard="latch")
+        verdict = GO if ended is None else Verdict(action=Action.STOP, reason=Reason(ended), guard="latch")
         return decision_of(verdict, None, now_us)
 
     def user_input(self) -> None:
@@ -163,16 +175,18 @@ class LoopGuard:
     def _now(self) -> int:
         now_us = self._clock()
         if not self._evidence.running_since_us and self._evidence.ended is None:
-            # A clock may start at zero; zero marks "not running", so time is counted from one.
-            fold.started(self._evidence, max(now_us, 1))
+            fold.started(self._evidence, now_us)
         return now_us
 
-    def _fold(self, proposal: Proposal, verdict: Verdict, now_us: int) -> None:
+    def _fold(self, call: ToolCall, proposal: Proposal, verdict: Verdict, now_us: int) -> None:
         match verdict.action:
             case Action.EXECUTE:
                 operation_id = self._begin(proposal)
                 fold.let_through(self._evidence, proposal, verdict, now_us, operation_id)
-                self._open.setdefault(proposal.call_id, []).append(proposal)
+                if call.call_id:
+                    self._open.setdefault(call.call_id, []).append(proposal)
+                else:
+                    self._unnamed.setdefault(id(call), (call, []))[1].append(proposal)
             case Action.REPLAY:
                 fold.replayed(self._evidence, proposal, verdict)
             case Action.BLOCK | Action.WAIT:
@@ -187,47 +201,60 @@ class LoopGuard:
             fold.ended(self._evidence, verdict.reason, message_of(verdict), now_us)
 
     def _opened(self, call: ToolCall, tool: ToolPolicy) -> Proposal:
-        """The proposal that `before` let through for this call; made again when `before` was not asked."""
-        found = self._open.get(call.call_id)
-        if found is None and not call.call_id:
-            wanted = propose(call, tool).fingerprint
-            for call_id, proposals in self._open.items():
-                if proposals[0].fingerprint == wanted:
-                    found = self._open[call_id]
-                    break
-        if not found:
-            return propose(call, tool, call_id=call.call_id or "#0")
-        proposal = found.pop()
-        if not found:
-            self._open.pop(proposal.call_id, None)
-        return proposal
+        """The proposal that `before` let through for this call; made anew when there is none (a host ran it anyway)."""
+        if call.call_id:
+            found = self._open.get(call.call_id)
+            if found is None:
+                return propose(call, tool)
+            if len(found) == 1:
+                del self._open[call.call_id]
+            return found.pop(0)
+        place = id(call)
+        if place not in self._unnamed:
+            place = self._twin_of(call, tool)
+        if place not in self._unnamed:
+            return propose(call, tool, call_id="#0")
+        proposals = self._unnamed[place][1]
+        if len(proposals) == 1:
+            del self._unnamed[place]
+        return proposals.pop(0)
+
+    def _twin_of(self, call: ToolCall, tool: ToolPolicy) -> int:
+        """Where an equal call without an id stands that was let through, or 0."""
+        wanted = propose(call, tool).fingerprint
+        return next((place for place, (_, twins) in self._unnamed.items() if twins[0].fingerprint == wanted), 0)
 
     def _begin(self, proposal: Proposal) -> str | None:
         """The dispatch intent of a write: from now on its key is taken."""
         if proposal.key_digest is None:
             return None
-        self._operations[proposal.key_digest] = self._view(proposal, "EXECUTING")
+        self._operations[proposal.key_digest] = self._view(proposal, OperationState.EXECUTING)
         return proposal.key_digest
 
     def _settle_operation(self, proposal: Proposal, result: ToolResult[object]) -> None:
         key = proposal.key_digest
         if key is None:
             return
-        # A tool that reports a failure says that nothing was done, unless it says otherwise.
-        if result.error_class is ErrorClass.OUTCOME_UNKNOWN or (
-            result.error_class in loops.UNCOUNTED_CLASSES and result.side_effect_committed is None
-        ):
-            self._operations[key] = self._view(proposal, "UNKNOWN")
-        elif result.failed and result.side_effect_committed is not True:
-            del self._operations[key]
-        else:
-            self._operations[key] = self._view(proposal, "COMMITTED")
-            self._results[key] = result
+        known = self._operations.get(key)
+        if known is not None and known.state == OperationState.COMMITTED:
+            # A late second answer never un-commits a write.
+            return
+        match operation_event(result):
+            case OperationEvent.APPLIED:
+                self._operations[key] = self._view(proposal, OperationState.COMMITTED)
+                self._results[key] = result
+            case OperationEvent.LOST:
+                self._operations[key] = self._view(proposal, OperationState.UNKNOWN)
+            case OperationEvent.REFUSED:
+                self._operations[key] = self._view(proposal, OperationState.FAILED_FINAL)
+                self._results[key] = result
+            case _:
+                self._operations.pop(key, None)
 
-    def _view(self, proposal: Proposal, state: str) -> OperationView:
+    def _view(self, proposal: Proposal, state: OperationState) -> OperationView:
         return OperationView(
             operation_id=proposal.key_digest or "",
-            state=state,
+            state=state.value,
             fingerprint=proposal.fingerprint,
             call_id=proposal.call_id,
             same_run=True,
@@ -245,6 +272,8 @@ def decision_of(
 ) -> Decision:
     """The public decision for a verdict."""
     fingerprint = proposal.fingerprint if proposal is not None else ""
+    if verdict is GO:
+        return Execute(fingerprint=fingerprint)
     message = message_of(verdict)
     match verdict.action:
         case Action.EXECUTE:

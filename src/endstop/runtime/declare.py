@@ -19,6 +19,7 @@ from endstop.errors import PolicyInvalidError, UsageError
 from endstop.runtime.docstrings import read_docstring
 from endstop.runtime.schema_check import schema_check
 from endstop.runtime.toml_file import close_to
+from endstop.runtime.toolface import MARK, declared_of, is_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,13 +36,10 @@ __all__ = [
     "full_name",
     "schema_check",
     "tool",
-    "tool_name_of",
-    "tool_policy_of",
 ]
 
 F = TypeVar("F", bound="Callable[..., object]")
 
-MARK: Final = "__endstop_tool__"
 FIELD_CHARS_MAX: Final = 80
 FAULTS_SHOWN_MAX: Final = 10
 PARAMETERS_MAX: Final = 128
@@ -100,7 +98,6 @@ class _Parameters:
     schema_text: str
 
 
-_NO_MARK: Final = _Mark(name=None, description=None, policy=NO_TOOL_POLICY)
 _parameters: WeakKeyDictionary[object, dict[bool, _Parameters]] = WeakKeyDictionary()
 _lock: Final = threading.Lock()
 
@@ -152,16 +149,6 @@ def full_name(function: Callable[..., object]) -> str:
     return f"{getattr(plain, '__module__', None) or '?'}.{getattr(plain, '__qualname__', type(plain).__qualname__)}"
 
 
-def tool_name_of(function: Callable[..., object]) -> str:
-    """The tool's name: the decorator's, else the function's own. Cheap, and asks nothing of the parameters."""
-    return _mark_of(function).name or _plain_name(function)
-
-
-def tool_policy_of(function: Callable[..., object]) -> ToolPolicy:
-    """What the decorator declared, else `NO_TOOL_POLICY`. Cheap, and asks nothing of the parameters."""
-    return _mark_of(function).policy
-
-
 def declaration_of(function: Callable[..., object]) -> ToolDeclaration:
     """The declaration of `function`, decorated or not.
 
@@ -169,14 +156,16 @@ def declaration_of(function: Callable[..., object]) -> ToolDeclaration:
     UsageError when its parameters cannot be described: a type without a JSON form, type hints that do not resolve, or
     parameters without a name.
     """
-    mark, plain = _mark_of(function), _plain(function)
-    called = plain if inspect.isroutine(plain) else type(plain).__call__
+    name, policy = declared_of(function)
+    plain = _plain(function)
+    mark = getattr(function, MARK, None) or getattr(plain, MARK, None)
+    said = mark.description if isinstance(mark, _Mark) else None
     return ToolDeclaration(
-        name=tool_name_of(function),
-        description=_description(plain) if mark.description is None else mark.description,
-        policy=mark.policy,
+        name=name,
+        description=read_docstring(inspect.getdoc(plain)).description if said is None else said,
+        policy=policy,
         parameters=_parameters_of(function).schema_text,
-        is_async=inspect.iscoroutinefunction(called),
+        is_async=is_async(function),
     )
 
 
@@ -193,7 +182,7 @@ def bind_arguments(function: Callable[..., object], args: Mapping[str, object]) 
         bound = found.model.model_validate(dict(args))
     except ValidationError as fault:
         said = [_said(item, found) for item in fault.errors(include_url=False, include_input=False)[:FAULTS_SHOWN_MAX]]
-        msg = f"the arguments of {_plain_name(function)} do not fit: {'; '.join(dict.fromkeys(said))}"
+        msg = f"the arguments of {declared_of(function)[0]} do not fit: {'; '.join(dict.fromkeys(said))}"
         # The cause would carry the values.
         raise UsageError(msg) from None
     given = bound.model_fields_set
@@ -204,25 +193,11 @@ def bind_arguments(function: Callable[..., object], args: Mapping[str, object]) 
 # -- Functions in their disguises.
 
 
-def _mark_of(function: Callable[..., object]) -> _Mark:
-    mark = getattr(function, MARK, None) or getattr(_plain(function), MARK, None)
-    return mark if isinstance(mark, _Mark) else _NO_MARK
-
-
 def _plain(function: object) -> object:
     """The function inside partial objects."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
-
-
-def _plain_name(function: object) -> str:
-    plain = _plain(function)
-    return str(getattr(plain, "__name__", type(plain).__name__))
-
-
-def _description(plain: object) -> str:
-    return read_docstring(inspect.getdoc(plain)).description
 
 
 def _check_names(function: Callable[..., object], policy: ToolPolicy) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from endstop.runtime.owners import WorkerBoard
     from endstop.store.port import Store
 
-__all__ = ["World", "adrive", "await_commit", "drive"]
+__all__ = ["DeadlinePassedError", "World", "adrive", "await_commit", "drive", "watched"]
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -228,29 +228,39 @@ async def await_commit(future: Future[A], held: list[BaseException]) -> A:
     return waiter.result()
 
 
+class DeadlinePassedError(TimeoutError):
+    """A watched call ran past its deadline and was cancelled."""
+
+
+async def watched(world: World, work: Awaitable[A], run_id: str, deadline_us: int | None) -> A:
+    """Await `work`, but no longer than the run lives and the deadline (microseconds) allows.
+
+    Raises RunHalted when the run was stopped meanwhile, DeadlinePassedError past the deadline; `work` is cancelled then.
+    """
+    watch = world.watch()
+    task = asyncio.ensure_future(work)
+    watch.add(task, run_id, deadline_us)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        seen = watch.look(task)
+        if seen.halted is not None:
+            raise halted(seen.halted) from None
+        if seen.late:
+            msg = "the call's deadline passed and it was cancelled"
+            raise DeadlinePassedError(msg) from None
+        raise
+    finally:
+        watch.remove(task)
+
+
 async def _aexecute(command: Execute, world: World, run_id: str) -> Returned:
     started_us = world.clock.now_us()
-    task: asyncio.Future[object] | None = None
-    watch = world.watch()
     try:
         with entered(world.context(command, run_id)):
             value = command.call()
-            if not inspect.isawaitable(value):
-                return Returned(value=value, took_us=world.clock.now_us() - started_us)
-            task = asyncio.ensure_future(value)
-        watch.add(task, run_id, command.deadline_us)
-        return Returned(value=await task, took_us=world.clock.now_us() - started_us)
-    except asyncio.CancelledError:
-        seen = watch.remove(task) if task is not None else None
-        task = None
-        if seen is not None and seen.halted is not None:
-            raise halted(seen.halted) from None
-        if seen is not None and seen.late:
-            took_us = world.clock.now_us() - started_us
-            return Returned(error=TimeoutError("the call's deadline passed and it was cancelled"), took_us=took_us)
-        raise
+            if inspect.isawaitable(value):
+                value = await watched(world, value, run_id, command.deadline_us)
     except Exception as error:  # noqa: BLE001  # every exception of a tool is an outcome, settled and raised again
         return Returned(error=error, took_us=world.clock.now_us() - started_us)
-    finally:
-        if task is not None:
-            watch.remove(task)
+    return Returned(value=value, took_us=world.clock.now_us() - started_us)

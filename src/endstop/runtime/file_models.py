@@ -6,6 +6,7 @@ JSON Schemas, the starter policy and editors show.
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Annotated, Any, Final, Literal
 
@@ -225,5 +226,7 @@ class TomlSchema(PlainSchema):
 def published_schema(shape: type[object], name: str, generator: type[GenerateJsonSchema] = TomlSchema) -> str:
     """The JSON Schema of a file model or record, as the text that is published under `name`."""
     schema = TypeAdapter(shape).json_schema(schema_generator=generator)
+    # Not every version of pydantic takes the description of a dataclass from its docstring.
+    said = {"description": inspect.getdoc(shape)}
     head = {"$schema": generator.schema_dialect, "$id": f"urn:endstop:schema:{name}"}
-    return json.dumps(head | schema, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(head | schema | said, indent=2, ensure_ascii=False) + "\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from endstop.core.reasons import RunState
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from endstop.runtime.clock import Clock
     from endstop.store.port import Store
 
-__all__ = ["WATCH_MS", "AsyncWatch", "HaltBoard"]
+__all__ = ["WATCH_MS", "AsyncWatch", "HaltBoard", "Watched"]
 
 WATCH_MS: Final = 50
 RUNS_KEPT_MAX: Final = 1_024
@@ -51,7 +51,9 @@ class HaltBoard:
 
 
 @dataclass(slots=True)
-class _Watched:
+class Watched:
+    """One watched task: `halted` when its run was stopped, `late` when its deadline passed."""
+
     run_id: str
     deadline_us: int | None
     halted: Envelope | None = None
@@ -64,18 +66,22 @@ class AsyncWatch:
     def __init__(self, halts: HaltBoard, clock: Clock) -> None:
         self._halts = halts
         self._clock = clock
-        self._tasks: dict[asyncio.Future[object], _Watched] = {}
+        self._tasks: dict[asyncio.Future[Any], Watched] = {}
         self._watcher: asyncio.Task[None] | None = None
 
-    def add(self, task: asyncio.Future[object], run_id: str, deadline_us: int | None) -> None:
+    def add(self, task: asyncio.Future[Any], run_id: str, deadline_us: int | None) -> None:
         """Watch `task` until `remove`."""
-        self._tasks[task] = _Watched(run_id, deadline_us)
+        self._tasks[task] = Watched(run_id, deadline_us)
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="endstop-watch")
 
-    def remove(self, task: asyncio.Future[object]) -> _Watched:
-        """Watch `task` no longer; says whether and why it was cancelled."""
-        return self._tasks.pop(task)
+    def look(self, task: asyncio.Future[Any]) -> Watched:
+        """Whether and why `task` was cancelled."""
+        return self._tasks[task]
+
+    def remove(self, task: asyncio.Future[Any]) -> None:
+        """Watch `task` no longer."""
+        del self._tasks[task]
 
     async def _watch(self) -> None:
         while self._tasks:

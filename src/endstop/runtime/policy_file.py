@@ -190,17 +190,17 @@ def _parse_parts(text: str, source: str, folder: Path | None) -> PolicyParts:
     # 2. Shape: unknown keys, wrong types, values out of range.
     table, problems = validate(PolicyTable, whole)
     if table is None:
-        toml.refuse(problems)
-        msg = f"{source}: the policy cannot be read"
-        raise PolicyInvalidError(msg)
+        raise toml.refusal(problems)
     # 3. Meaning: what only the core knows.
     declared = {name: tool_fields(tool, ("tools", name), folder, problems) for name, tool in table.tools.items()}
-    problems += ladder_problems(table.on_trip or _DEFAULT_LADDER, ("on_trip",))
+    if table.on_trip is not None:
+        problems += ladder_problems(table.on_trip, ("on_trip",))
     try:
         Policy(tools=dict.fromkeys(declared, NO_TOOL_POLICY))
     except PolicyInvalidError as fault:
         problems.append(Problem(path=("tools",), message=str(fault)))
-    toml.refuse(problems)
+    if problems:
+        raise toml.refusal(problems)
     return PolicyParts(
         limits=limit_fields(table.limits),
         tools=MappingProxyType(declared),

@@ -27,7 +27,7 @@ def policy_warnings(policy: Policy) -> tuple[str, ...]:
 
 def _of_ladder(policy: Policy) -> Iterator[str]:
     if policy.observes:
-        yield "on_trip is ['observe']: guards only write down what they would have stopped"
+        yield "on_trip is ['observe']: loop guards and caps stop nothing, they only write down that they would have"
     if policy.strict_tools and not policy.tools:
         yield "strict_tools is set and no tool is declared here: only tools declared in code can run"
 
@@ -109,7 +109,8 @@ def _of_poll(limits: Limits, tool: ToolPolicy) -> Iterator[str]:
                 yield f"sets {name}, which only a poll uses: its effect is {tool.effect}"
         return
     unchanged, steps = tool.poll_unchanged_max or limits.poll_unchanged_max, limits.steps_max
-    if unchanged > steps:
+    # The first poll of a row has nothing before it that it could equal.
+    if unchanged >= steps:
         yield f"polls: poll_unchanged_max = {unchanged} can never fire: steps_max = {steps} ends the run first"
     spent_ms = (tool.poll_interval_ms_min or 0) * unchanged
     if spent_ms > limits.wall_ms_max:

@@ -232,15 +232,20 @@ class Run:
         output_tokens_max: int | None = None,
         is_retry: bool = False,
         input_digest: str = "",
+        worst_case: tuple[int, int] | None = None,
     ) -> Turn:
-        """A paid model call, as a context manager (sync or async). The bounds are in tokens; record what it used."""
+        """A paid model call, as a context manager (sync or async). The bounds are in tokens; record what it used.
+
+        `worst_case` (input and output tokens) is what is priced against a budget, and charged when no usage comes
+        back; default: the bounds.
+        """
         call = ModelCall(
             model=model,
             input_tokens_max=checked_bound("input_tokens_max", input_tokens_max),
             output_tokens_max=checked_bound("output_tokens_max", output_tokens_max),
             agent=self.agent,
         )
-        return Turn(self, call, is_retry=is_retry, input_digest=input_digest)
+        return Turn(self, call, is_retry=is_retry, input_digest=input_digest, worst_case=worst_case)
 
     # -- Children and handoffs
 

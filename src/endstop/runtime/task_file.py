@@ -108,14 +108,13 @@ def load_task(path: str | Path, *, environ: Mapping[str, str] | None = None) -> 
     toml = TomlSource(name=str(path), text=text, error=TaskInvalidError)
     table, problems = validate(TaskTable, parse_toml(text, toml.name, TaskInvalidError))
     if table is None:
-        toml.refuse(problems)
-        msg = f"{path}: the task cannot be read"
-        raise TaskInvalidError(msg)
+        raise toml.refusal(problems)
     spec = _spec(table, problems)
     parts = _policy_parts(table, path.parent, problems)
     model = _model(table.model, path.parent, problems)
     _check_texts(table, problems)
-    toml.refuse(problems)
+    if problems:
+        raise toml.refusal(problems)
     base = NO_PARTS if table.policy.file is None else read_policy_parts(path.parent / table.policy.file)
     policy = policy_of(environment_parts(environ or {}).over(parts.over(base)))
     tools = {

@@ -60,16 +60,14 @@ class TomlSource:
     error: type[UsageError]
     prefix: tuple[str, ...] = ()
 
-    def refuse(self, problems: Iterable[Problem]) -> None:
-        """Raise the source's error class with every problem, one a line, in the file's order. None: nothing."""
+    def refusal(self, problems: Iterable[Problem]) -> UsageError:
+        """The error to raise: every problem, one a line, in the file's order."""
         lines = _key_lines(self.text)
         found = sorted({(self._line(lines, item.path), item.path, item.message) for item in problems})
-        if not found:
-            return
         shown = [self._shown(line, path, message) for line, path, message in found[:PROBLEMS_SHOWN_MAX]]
         if len(found) > PROBLEMS_SHOWN_MAX:
             shown.append(f"{self.name}: and {len(found) - PROBLEMS_SHOWN_MAX} more problems")
-        raise self.error("\n".join(shown))
+        return self.error("\n".join(shown))
 
     def _line(self, lines: Mapping[tuple[str, ...], int], path: tuple[str, ...]) -> int:
         """The line of `path`, or of the nearest table or key around it; 0 when there is none."""

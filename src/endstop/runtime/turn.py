@@ -40,12 +40,22 @@ class Prices(Protocol):
 class Turn:
     """A model call. Entering reserves it (RunHalted when it may not leave), leaving settles it.
 
-    A call whose usage is never recorded, or recorded as all zero, is charged its bounds.
+    A call whose usage is never recorded, or recorded as all zero, is charged its worst case: `worst_case` (input and
+    output tokens) where the host knows one, else the call's own bounds.
     """
 
-    def __init__(self, run: Run, call: ModelCall, *, is_retry: bool = False, input_digest: str = "") -> None:
+    def __init__(
+        self,
+        run: Run,
+        call: ModelCall,
+        *,
+        is_retry: bool = False,
+        input_digest: str = "",
+        worst_case: tuple[int, int] | None = None,
+    ) -> None:
         self._run = run
         self._call = call
+        self._worst_case = worst_case or (call.input_tokens_max, call.output_tokens_max)
         self._is_retry = is_retry
         self._input_digest = input_digest
         self._usage: Usage | None = None
@@ -120,7 +130,7 @@ class Turn:
         bounds = [bound for bound in (call.input_tokens_max, call.output_tokens_max) if bound is not None]
         nanos: int | None = None
         if run.limits.spend_nanos_max is not None and run.prices is not None:
-            nanos = run.prices.worst_case_nanos(call.model, call.input_tokens_max, call.output_tokens_max)
+            nanos = run.prices.worst_case_nanos(call.model, *self._worst_case)
         self._started_us = run.world.clock.now_us()
         return ReserveTurn(
             run_id=run.root_run_id,
@@ -147,10 +157,8 @@ class Turn:
         if usage is None:
             unbilled = fault in UNBILLED_FAULTS
             estimated = not unbilled
-            usage = Usage(
-                input_tokens=0 if unbilled else call.input_tokens_max or 0,
-                output_tokens=0 if unbilled else call.output_tokens_max or 0,
-            )
+            input_tokens, output_tokens = (0, 0) if unbilled else self._worst_case
+            usage = Usage(input_tokens=input_tokens or 0, output_tokens=output_tokens or 0)
         now_us = run.world.clock.now_us()
         return SettleTurn(
             run_id=run.root_run_id, now_us=now_us, call_id=self.call_id, usage=usage,
