@@ -12,13 +12,17 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Literal, get_args
 
+from endstop import NotAppliedError
 from endstop_examples.confined_files import folder_from_environment, locked
 from endstop_examples.refusals import ExampleError, InputRefusedError, WriteRefusedError, shown
 
 DB_VARIABLE = "ENDSTOP_TRIAGE_DB"
 SEED_VARIABLE = "ENDSTOP_TRIAGE_SEED"
-TEAMS = ("billing", "hardware", "logins", "shipping")
+# As a type, so that a model sees which teams there are, and a wrong one is refused before it becomes an operation.
+Team = Literal["billing", "hardware", "logins", "shipping"]
+TEAMS = get_args(Team)
 BUSY_MS_MAX = 5_000
 QUERY_CHARS_MAX = 200
 SEED_BYTES_MAX = 4 * 1024 * 1024
@@ -43,7 +47,11 @@ CREATE TABLE articles (
 
 
 class TicketStoreError(ExampleError):
-    """The ticket store cannot be opened or made."""
+    """The ticket store cannot be opened or made, or it failed. An assignment under way may have been made."""
+
+
+class TicketStoreMissingError(TicketStoreError, NotAppliedError):
+    """There is no ticket store and none can be made. Nothing was read or written."""
 
 
 class TicketUnknownError(InputRefusedError):
@@ -94,7 +102,7 @@ def search_kb(query: str) -> dict[str, object]:
     return {"articles": found, "matches": len(best)}
 
 
-def assign_ticket(ticket_id: str, team: str, version: int) -> dict[str, object]:
+def assign_ticket(ticket_id: str, team: Team, version: int) -> dict[str, object]:
     """Assign a ticket to a team, provided it still has the `version` that was read.
 
     Raises TicketUnknownError, VersionConflictError, or WriteRefusedError for a team that does not exist; the ticket is
@@ -147,7 +155,7 @@ def _make_store(path: Path) -> None:
             f"ticket store {path.name!r} does not exist and the seed file {seed.name!r} cannot be read; "
             f"set {DB_VARIABLE} or {SEED_VARIABLE}"
         )
-        raise TicketStoreError(msg) from error
+        raise TicketStoreMissingError(msg) from error
     # Made under another name and renamed, so that nobody ever opens a store without its tickets.
     with locked(path):
         if path.exists():

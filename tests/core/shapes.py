@@ -29,8 +29,8 @@ class Shape:
     tools: dict[str, ToolPolicy] = field(default_factory=dict)
 
 
-def lookup(args: dict[str, object], answer: object, **more: str) -> Step:
-    return Step(tool="lookup", args=args, answer=answer, **more)
+def lookup(args: dict[str, object], answer: object) -> Step:
+    return Step(tool="lookup", args=args, answer=answer)
 
 
 def reads(names: str) -> list[Step]:

@@ -383,7 +383,7 @@ def test_opening_a_script_imports_no_sdk() -> None:
 
     code = (
         "import sys; from endstop.loop.scripted import ScriptedModel; from endstop.loop.model import open_model;"
-        "import endstop.loop.prices, endstop.loop.anthropic_shape, endstop.loop.provider;"
+        "import endstop.runtime.prices, endstop.loop.anthropic_shape, endstop.loop.provider;"
         "open_model(ScriptedModel([{'text': 'a'}]));"
         "print([m for m in ('pydantic_ai', 'anthropic', 'openai', 'google.genai', 'genai_prices') if m in sys.modules])"
     )

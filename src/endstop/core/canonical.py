@@ -47,6 +47,7 @@ __all__ = [
 BYTES_MAX: Final = 4 * 1024 * 1024
 DEPTH_MAX: Final = 64
 DIGEST_HEX: Final = 32
+_FLAT_BYTES: Final = 2 * DEPTH_MAX  # what is shorter cannot be too deep: every level opens and closes
 _KEYED_TAG: Final = "$endstop"
 _SIMPLE: Final = frozenset({str, int, bool, type(None)})
 _OPTIONS: Final = (
@@ -68,7 +69,7 @@ def canonical_bytes(value: object) -> bytes:
         settled = data.isascii() or unicodedata.is_normalized("NFC", data.decode())
     except orjson.JSONEncodeError:
         data, settled = b"", False
-    if settled and (b"null" in data or data.count(b"[") + data.count(b"{") > DEPTH_MAX):
+    if settled and (b"null" in data or (len(data) > _FLAT_BYTES and data.count(b"[") + data.count(b"{") > DEPTH_MAX)):
         settled = _is_plain(value)
     if not settled:
         data = _slow_bytes(value)

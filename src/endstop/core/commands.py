@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from endstop.core.records import OperationRecord
     from endstop.core.steps import Step
 
-__all__ = ["Command", "Execute", "Flow", "Recall", "RecoverOwner", "Remember", "Returned", "Transact", "perform"]
+__all__ = [
+    "Command", "Execute", "Flow", "NotSent", "Recall", "RecoverOwner", "Remember", "Returned", "Transact", "perform",
+]  # fmt: skip
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -42,9 +44,18 @@ class Returned:
     took_us: int = 0
 
 
+class NotSent(BaseException):
+    """What a driver throws in place of executing: `signal` came before the tool was called, so nothing was sent."""
+
+    def __init__(self, signal: BaseException) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execute(Command[Returned]):
-    """Call the tool, outside any transaction. A cancellation or interrupt is thrown into the pipeline."""
+    """Call the tool, outside any transaction. A cancellation or interrupt is thrown into the pipeline; one that came
+    before the tool was called, as NotSent."""
 
     proposal: Proposal
     operation: OperationRecord | None

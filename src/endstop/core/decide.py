@@ -37,6 +37,9 @@ _FAULT_REASONS: Final = {
     ErrorClass.SCHEMA: Reason.MALFORMED_CALL,
     ErrorClass.DENIED: Reason.HOST_DENIED,
 }
+# On CPython 3.11 reading a member through its enum costs more than the comparison it is for.
+_STOP: Final = Action.STOP
+_WRITE: Final = Effect.WRITE
 _UNSURE: Final = (Effect.WRITE, Effect.UNKNOWN)
 
 
@@ -64,7 +67,7 @@ def decide_call(
         capped = cap_verdict(policy, Reason.STEP_CAP, "steps_max", policy.limits.steps_max, evidence.steps)
     if capped is None:
         return _judge_call(policy, evidence, proposal, now_us, controls, operation)
-    if capped.action is Action.STOP:
+    if capped.action is _STOP:
         return capped
     # Under `observe` a cap is a note, and what the guards after it say goes first.
     return _noted(capped, _judge_call(policy, evidence, proposal, now_us, controls, operation))
@@ -271,7 +274,7 @@ def _refused_by_host(policy: Policy, evidence: Evidence, proposal: Proposal) -> 
     if policy.strict_tools and not proposal.declared:
         detail = Detail(tool=proposal.tool)
         return loops.refuse(policy, evidence, proposal, Reason.UNDECLARED_TOOL, "strict_tools", detail)
-    if proposal.effect is Effect.WRITE and proposal.key_digest is None:
+    if proposal.key_digest is None and proposal.effect is _WRITE:
         detail = Detail(tool=proposal.tool, rule=proposal.key_missing)
         return loops.refuse(policy, evidence, proposal, Reason.KEY_MISSING, "key", detail)
     if len(evidence.pending) >= PENDING_MAX and proposal.call_id not in evidence.pending:
@@ -311,14 +314,16 @@ def _committed(
             loop=f"committed:{proposal.key_digest}",
         )  # fmt: skip
     # Answering from the ledger costs nothing outside, but an agent that only asks for it again is in a loop.
-    trip = loops.cycle_before(policy.limits, evidence, proposal) or loops.same_call_before(
-        policy.limits, evidence, proposal
-    )
-    if trip is not None:
+    limit = policy.limits.same_call_max
+    asked = evidence.streaks.get(loops.replay_key(proposal), 0)
+    if asked >= limit and not policy.observes:
+        found = Detail(limit_name="same_call_max", limit=limit, value=asked, repeats=asked, tool=proposal.tool)
+        loop = f"same_call:{proposal.fingerprint}"
+        trip = Trip(reason=Reason.SAME_CALL_REPEAT, guard="same_call", detail=found, loop=loop)
         climbed = climb(policy, evidence, trip)
         if climbed.action is not Action.EXECUTE:
             return climbed
-    return Verdict(action=Action.REPLAY, detail=detail)
+    return Verdict(action=Action.REPLAY, guard=loops.LEDGER_GUARD, detail=detail)
 
 
 def _round_copy(policy: Policy, evidence: Evidence, proposal: Proposal) -> Verdict | None:
@@ -344,6 +349,7 @@ def _too_soon(policy: Policy, evidence: Evidence, proposal: Proposal, now_us: in
     interval_ms = proposal.poll_interval_ms_min
     if interval_ms is None or policy.observes:
         return None
+    # Only polls are remembered there.
     last = evidence.polls.get(proposal.fingerprint)
     if last is None or last[2] + interval_ms * 1_000 <= now_us:
         return None

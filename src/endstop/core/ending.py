@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
 
 from endstop.core import fold
+from endstop.core.entries import safe_name
 from endstop.core.envelope import CallNote, Envelope, LedgerSpan, OperationNote
+from endstop.core.events import Verdict
 from endstop.core.messages import message_of
+from endstop.core.model import MESSAGE_CHARS_MAX
 from endstop.core.propose import argument_note
 from endstop.core.reasons import ENDINGS, Action, Reason
 from endstop.core.transitions import OperationState, RunEvent, run_next
 from endstop.errors import InvariantError
 
 if TYPE_CHECKING:
-    from endstop.core.events import Proposal, Verdict
-    from endstop.core.records import RunTransaction
+    from endstop.core.events import Proposal
+    from endstop.core.records import OperationRecord, RunTransaction
 
-__all__ = ["IN_DOUBT_STATES", "call_note", "end_run", "figures"]
+__all__ = ["IN_DOUBT_STATES", "LeftBehind", "call_note", "end_run", "figures", "left_behind", "sound_text"]
 
 IN_DOUBT_STATES = frozenset({OperationState.EXECUTING, OperationState.UNKNOWN, OperationState.MANUAL})
 OPERATIONS_LISTED_MAX = 200
@@ -64,13 +67,14 @@ def end_run(
         msg = f"a verdict of {verdict.action} cannot end run {txn.run_id}"
         raise InvariantError(msg)
     # 2. The entry, so that the envelope can name it.
-    text = message or message_of(verdict)
+    text = sound_text(message)[:MESSAGE_CHARS_MAX] or message_of(verdict)
+    guard = None if verdict.guard is None else safe_name(verdict.guard)
     doubtful = blocked or after
     seq = txn.append(
         "complete" if reason is Reason.COMPLETE else "stop",
         now_us,
         {
-            "reason": reason.value, "guard": verdict.guard, "ok": reason is Reason.COMPLETE,
+            "reason": reason.value, "guard": guard, "ok": reason is Reason.COMPLETE,
             "call": None if doubtful is None else doubtful.call_id,
             "fp": None if doubtful is None else doubtful.fingerprint,
             "turn": txn.evidence.turns, "step": txn.evidence.steps, **figures(verdict),
@@ -78,7 +82,7 @@ def end_run(
         actor=actor,
     )  # fmt: skip
     # 3. The operations as they stand, in doubt first.
-    known = sorted(txn.load_operations(), key=lambda item: (item.state not in IN_DOUBT_STATES, item.created_at_us))
+    known = sorted(_operations(txn), key=lambda item: (item.state not in IN_DOUBT_STATES, item.created_at_us))
     doubts = tuple(item.operation_id for item in known if item.state in IN_DOUBT_STATES)
     # 4. The latch and the state. A crash has no latch: the next worker goes on, in a new generation.
     if reason is Reason.CRASHED:
@@ -91,7 +95,7 @@ def end_run(
         run_id=txn.run_id,
         generation=txn.generation,
         terminal_reason=reason,
-        guard=verdict.guard,
+        guard=guard,
         message=text,
         detail=verdict.detail,
         blocked_call=None if blocked is None else call_note(blocked),
@@ -114,9 +118,53 @@ def end_run(
     return txn.envelope
 
 
+def _operations(txn: RunTransaction) -> list[OperationRecord]:
+    """Every operation of the run, as this transaction leaves it."""
+    found = {record.operation_id: record for record in txn.load_operations()}
+    for record, _ in txn.operations:
+        if record.run_id == txn.run_id:
+            found[record.operation_id] = record
+    return list(found.values())
+
+
 def _event(reason: Reason) -> RunEvent:
     if reason is Reason.COMPLETE:
         return RunEvent.COMPLETE
     return RunEvent.PAUSE if reason is Reason.HUMAN_REQUIRED else RunEvent.STOP
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBehind:
+    """What a worker of an earlier generation is told: a verdict and an end of its own, which is stored nowhere."""
+
+    verdict: Verdict
+    envelope: Envelope
+
+
+_LEFT_BEHIND: Final = Verdict(action=Action.STOP, reason=Reason.OPERATOR_CANCELLED_LOOP, guard="generation")
+
+
+def left_behind(txn: RunTransaction, generation: int | None, now_us: int) -> LeftBehind | None:
+    """The end of a worker that entered the run in `generation`, when the run has gone on in a later one without it.
+
+    A worker that slept through a stop and a resume must not act on what it knew before.
+    """
+    if generation is None or generation >= txn.generation:
+        return None
+    envelope = Envelope(
+        run_id=txn.run_id,
+        generation=generation,
+        terminal_reason=Reason.OPERATOR_CANCELLED_LOOP,
+        guard=_LEFT_BEHIND.guard,
+        message=f"The run goes on in generation {txn.generation}; this worker entered in {generation}. Join it again.",
+        counters=txn.evidence.counters(now_us),
+        spend_nanos=txn.evidence.spend_nanos,
+        next_allowed_action=ENDINGS[Reason.OPERATOR_CANCELLED_LOOP].next_action,
+        occurred_at_us=now_us,
+    )
+    return LeftBehind(verdict=_LEFT_BEHIND, envelope=envelope)
+
+
+def sound_text(text: str) -> str:
+    """`text` as every store can hold it: lone surrogates become question marks."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -68,3 +68,9 @@ class Envelope:
     next_allowed_action: NextAction
     ledger: LedgerSpan | None = None
     occurred_at_us: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        """This envelope as people and machines read it (JSON values; times are RFC 3339)."""
+        from endstop.core.codec import envelope_json
+
+        return envelope_json(self)

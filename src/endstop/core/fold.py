@@ -64,6 +64,9 @@ __all__ = [
 ]
 
 V = TypeVar("V")
+# On CPython 3.11 reading a member through its enum costs more than the comparison it is for.
+_POLL: Final = Effect.POLL
+_READ: Final = Effect.READ
 _UNWATCHED: Final = (Effect.POLL, Effect.WAIT)
 _HANDED_OFF: Final = "handoff"
 _COUNTED_REFUSALS: Final = frozenset({"deny", "host", "strict_tools", "key", "operation", "retry"})
@@ -111,6 +114,8 @@ def replayed(evidence: Evidence, proposal: Proposal, verdict: Verdict) -> None:
     """A tool call was answered from the ledger or shared its twin's answer; nothing ran."""
     _climbed(evidence, verdict)
     _count_in_round(evidence, proposal)
+    if verdict.guard == loops.LEDGER_GUARD:
+        _advance_streak(evidence, loops.replay_key(proposal), proposal.round_id)
     if proposal.key_digest is not None and verdict.reason is None:
         if proposal.key_digest in evidence.answered:
             evidence.answered.remove(proposal.key_digest)
@@ -133,7 +138,7 @@ def settled(evidence: Evidence, seen: Observation, limits: Limits, now_us: int) 
             evidence.progress_version = seen.version
         note_version(evidence, seen.version_source, seen.version)
     # 3. Polls count apart, waits nowhere, transport failures are no evidence.
-    if seen.effect is Effect.POLL:
+    if seen.effect is _POLL:
         _fold_poll(evidence, seen, now_us)
     if not seen.evidence or seen.effect in _UNWATCHED:
         if seen.evidence and not seen.failed:
@@ -426,7 +431,7 @@ def _fold_row(evidence: Evidence, seen: Observation, limits: Limits) -> None:
         if not seen.news:
             return
         evidence.row_tool, evidence.row_answer, evidence.row_calls = "", "", []
-    if seen.effect is not Effect.READ or seen.failed or not seen.declared:
+    if seen.effect is not _READ or seen.failed or not seen.declared:
         return
     if seen.tool == evidence.row_tool and seen.answer == evidence.row_answer:
         fresh = seen.fingerprint not in evidence.row_calls

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANY_TOOL",
+    "LEDGER_GUARD",
     "REFUSED_CLASSES",
     "UNCOUNTED_CLASSES",
     "Trip",
@@ -34,6 +35,7 @@ __all__ = [
     "cycle_before",
     "refusal_keys",
     "refuse",
+    "replay_key",
     "same_call_before",
     "streak_key",
     "streaks_of",
@@ -55,7 +57,9 @@ _TERMINAL: Final = {
 _OWN_ENDINGS: Final = frozenset({Reason.DENY_RULE, Reason.OUTCOME_UNKNOWN})
 # No tool has an empty name, and no name holds a unit separator that reaches this file unharmed.
 ANY_TOOL: Final = ""
+LEDGER_GUARD: Final = "ledger"
 _SEPARATOR: Final = "\x1f"
+_PROGRESS: Final = Status.PROGRESS
 _UNWATCHED: Final = (Effect.POLL, Effect.WAIT)
 
 
@@ -167,6 +171,11 @@ def refuse(
     return Verdict(action=Action.STOP, reason=ending, guard=guard, detail=found)
 
 
+def replay_key(proposal: Proposal) -> str:
+    """The streak of one committed write that is asked for again and answered from the ledger."""
+    return streak_key(proposal.tool, ErrorClass.GUARD_BLOCKED, f"replay {proposal.key_digest or ''}"[:24])
+
+
 def refusal_keys(tool: str, reason: Reason | None, detail: Detail) -> tuple[str, str]:
     """The two streaks that a refusal advances: of this tool, and of any tool."""
     error_class = detail.error_class or ErrorClass.GUARD_BLOCKED
@@ -181,20 +190,23 @@ def _advance(evidence: Evidence, key: str, round_id: str | None) -> int:
 def after(policy: Policy, evidence: Evidence, seen: Observation, tool: ToolPolicy) -> Verdict:
     """What follows from a result that has been folded: go on, or stop."""
     # 1. The tool's own word on the run.
-    terminal = _TERMINAL.get(seen.status)
+    terminal = None if seen.status is _PROGRESS else _TERMINAL.get(seen.status)
     if terminal is not None:
         return Verdict(action=Action.STOP, reason=terminal, guard="result", detail=Detail(tool=seen.tool))
     # 2. Polls have their own count, and nothing else.
-    if seen.effect is Effect.POLL:
-        return _poll_after(policy, evidence, seen, tool)
-    if not seen.evidence or seen.effect is Effect.WAIT:
+    if seen.effect in _UNWATCHED:
+        return _poll_after(policy, evidence, seen, tool) if seen.effect is Effect.POLL else GO
+    if not seen.evidence:
         return GO
     # 3. The streak, the stall, the row of one answer. A quiet ladder costs nothing.
-    trip = (
-        _streak_after(policy.limits, evidence, seen)
-        or _stall_after(policy.limits, evidence)
-        or _row_after(policy.limits, evidence, seen)
-    )
+    limits = policy.limits
+    trip: Trip | None = None
+    if seen.error_class is not None:
+        trip = _streak_after(limits, evidence, seen, seen.error_class)
+    if trip is None and evidence.stall >= limits.no_progress_max:
+        trip = _stall_trip(limits, evidence)
+    if trip is None and len(evidence.row_calls) >= limits.same_answer_max and seen.tool == evidence.row_tool:
+        trip = _row_trip(limits, evidence, seen)
     return GO if trip is None else _climb_after(policy, evidence, trip)
 
 
@@ -218,12 +230,10 @@ def _poll_after(policy: Policy, evidence: Evidence, seen: Observation, tool: Too
     return _climb_after(policy, evidence, trip)
 
 
-def _streak_after(limits: Limits, evidence: Evidence, seen: Observation) -> Trip | None:
-    if seen.error_class is None or seen.error_class in UNCOUNTED_CLASSES:
-        return None
-    key = streak_key(seen.tool, seen.error_class, seen.error_symbol)
+def _streak_after(limits: Limits, evidence: Evidence, seen: Observation, error_class: ErrorClass) -> Trip | None:
+    key = streak_key(seen.tool, error_class, seen.error_symbol)
     count = evidence.streaks.get(key, 0)
-    strict = seen.error_class in REFUSED_CLASSES
+    strict = error_class in REFUSED_CLASSES
     limit = limits.refused_streak_max if strict else limits.error_streak_max
     if count < limit:
         return None
@@ -232,21 +242,17 @@ def _streak_after(limits: Limits, evidence: Evidence, seen: Observation) -> Trip
         limit=limit,
         value=count,
         tool=seen.tool,
-        error_class=seen.error_class,
+        error_class=error_class,
     )
     return Trip(reason=Reason.ERROR_STREAK, guard="error_streak", detail=detail, loop=f"streak:{key}")
 
 
-def _stall_after(limits: Limits, evidence: Evidence) -> Trip | None:
-    if evidence.stall < limits.no_progress_max:
-        return None
+def _stall_trip(limits: Limits, evidence: Evidence) -> Trip:
     detail = Detail(limit_name="no_progress_max", limit=limits.no_progress_max, value=evidence.stall)
     return Trip(reason=Reason.NO_PROGRESS, guard="no_progress", detail=detail, loop=f"stall:{evidence.epoch}")
 
 
-def _row_after(limits: Limits, evidence: Evidence, seen: Observation) -> Trip | None:
-    if seen.tool != evidence.row_tool or len(evidence.row_calls) < limits.same_answer_max:
-        return None
+def _row_trip(limits: Limits, evidence: Evidence, seen: Observation) -> Trip:
     detail = Detail(
         limit_name="same_answer_max", limit=limits.same_answer_max, value=len(evidence.row_calls), tool=seen.tool
     )

@@ -15,6 +15,7 @@ from endstop.errors import SpecInvalidError, UsageError
 
 if TYPE_CHECKING:
     from endstop.core.envelope import Envelope
+    from endstop.core.reasons import OptionalWord, Word
 
 __all__ = [
     "NO_DETAIL",
@@ -34,13 +35,17 @@ __all__ = [
     "Wait",
 ]
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Version = int | str
 
 SPEC_FIELD_CHARS_MAX: Final = 8_000
 NAME_CHARS_MAX: Final = 200
 MESSAGE_CHARS_MAX: Final = 2_000
 COUNT_MAX: Final = 2**53 - 1
+
+
+# On CPython 3.11 reading a member through its enum costs more than the comparison it is for.
+_NOT_FAILED: Final = (Status.PROGRESS, Status.COMPLETE)
 
 
 def _is_count(value: object) -> bool:
@@ -82,7 +87,7 @@ class ToolCall:
     call_id: str = ""
     round_id: str | None = None
     agent: str = "main"
-    change: Change | None = None
+    change: OptionalWord[Change] = None  # type: ignore[assignment]  # see endstop.core.reasons.Word
 
     def __post_init__(self) -> None:
         if not self.tool or len(self.tool) > NAME_CHARS_MAX:
@@ -120,7 +125,7 @@ class ModelCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult(Generic[T]):
+class ToolResult(Generic[T_co]):
     """A tool's structured answer. A plain value is wrapped as `status="progress"`.
 
     `progress_version` is a number (or opaque text) from outside that only grows. `retry_after_ms` is a wait in
@@ -128,8 +133,8 @@ class ToolResult(Generic[T]):
     on failures. `warning` is the guard's note to the model on an answer that let a loop go on once more.
     """
 
-    status: Status = Status.PROGRESS
-    value: T | None = None
+    status: Word[Status] = Status.PROGRESS  # type: ignore[assignment]  # see endstop.core.reasons.Word
+    value: T_co | None = None
     retryable: bool = False
     terminal: bool = False
     progress_version: Version | None = None
@@ -137,7 +142,7 @@ class ToolResult(Generic[T]):
     next_allowed_action: str | None = None
     retry_after_ms: int | None = None
     side_effect_committed: bool | None = None
-    error_class: ErrorClass | None = None
+    error_class: OptionalWord[ErrorClass] = None  # type: ignore[assignment]  # see endstop.core.reasons.Word
     reason: Reason | None = None
     message: str | None = None
     warning: str | None = None
@@ -170,10 +175,16 @@ class ToolResult(Generic[T]):
             msg = "progress_version must be a whole number or opaque text"
             raise UsageError(msg)
 
+    def to_json(self) -> dict[str, object]:
+        """This answer as a model reads it: only what is set, the guard's warning first."""
+        from endstop.core.codec import result_json
+
+        return result_json(self)
+
     @property
     def failed(self) -> bool:
         """Whether this answer is a failure rather than data or a finished task."""
-        return self.error_class is not None or self.status not in (Status.PROGRESS, Status.COMPLETE)
+        return self.error_class is not None or self.status not in _NOT_FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +267,12 @@ class Decision:
     def action(self) -> Action:
         """The decision's name."""
         raise NotImplementedError
+
+    def to_json(self) -> dict[str, object]:
+        """This decision as the contract publishes it."""
+        from endstop.core.codec import decision_json
+
+        return decision_json(self)
 
 
 @filled_by_slot

@@ -30,6 +30,7 @@ __all__ = ["Measured", "as_result", "checked", "measure", "observe"]
 
 VERSION_CHARS_MAX: Final = 200
 ERROR_TEXT_CHARS_MAX: Final = 200
+_PROGRESS: Final = Status.PROGRESS
 _DIGITS: Final = re.compile(r"\d+")
 _ADDRESSES: Final = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -107,14 +108,16 @@ def measure(
         text = result.value if isinstance(result.value, str) and not failed else data
         if len(text) > likeness.MASKED_CHARS_MAX:
             text = None
-    version = _version(result, tool)
+    version = None
+    if result.progress_version is not None or tool.progress is not None:
+        version = _version(result, tool)
     return Measured(
         status=result.status,
         failed=failed,
         answer=digest(data, key),
         evidence=not (explicit_retry or transport),
         error_class=error_class,
-        error_symbol=_error_symbol(result, key) if error_class is ErrorClass.TOOL_FAILED else "",
+        error_symbol="" if error_class is None else _error_symbol(result, key),
         version=version,
         version_source=None if version is None else progress_source(proposal.tool, proposal.args, tool, key),
         retry_after_ms=_retry_after(result, explicit_retry=explicit_retry, transport=transport) if failed else None,
@@ -206,7 +209,7 @@ def _answer_bytes(result: ToolResult[object], tool: ToolPolicy) -> bytes:
         data = canonical_bytes(value)
     except NotCanonicalError:
         data = b"opaque\0" + _printed(result.value).encode("utf-8", "surrogatepass")
-    if result.status is Status.PROGRESS and result.error_class is None:
+    if result.error_class is None and result.status is _PROGRESS:
         return data
     head = f"{result.status}\0{result.error_class or ''}\0{result.message or ''}\0"
     return head.encode("utf-8", "replace") + data
@@ -222,7 +225,7 @@ def _printed(value: object) -> str:
 
 def _version(result: ToolResult[object], tool: ToolPolicy) -> Version | None:
     version: object = result.progress_version
-    if version is None and tool.progress is not None:
+    if tool.progress is not None and version is None:
         version = value_at(_readable(result.value), tool.progress)
     if isinstance(version, bool) or not isinstance(version, int | str):
         return None
@@ -245,6 +248,8 @@ def _readable(value: object) -> object:
 
 def _error_symbol(result: ToolResult[object], key: bytes) -> str:
     """Plain tool failures are told apart by message: the first 200 characters, digits masked."""
+    if result.error_class is not ErrorClass.TOOL_FAILED:
+        return ""
     text = _DIGITS.sub("0", (result.message or "")[:ERROR_TEXT_CHARS_MAX])
     return digest(b"error\0" + text.encode("utf-8", "replace"), key)[:16]
 

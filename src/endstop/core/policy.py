@@ -18,6 +18,8 @@ from endstop.errors import PolicyInvalidError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from endstop.core.reasons import OptionalWord, Word
+
 __all__ = ["NO_TOOL_POLICY", "RUNGS", "SCOPES", "Limits", "Policy", "ToolPolicy", "stricter"]
 
 S = TypeVar("S", bound=str)
@@ -96,7 +98,7 @@ class ToolPolicy:
     Schema (kept as canonical text). Times are milliseconds.
     """
 
-    effect: Effect = Effect.UNKNOWN
+    effect: Word[Effect] = Effect.UNKNOWN  # type: ignore[assignment]  # see Word
     identity: tuple[str, ...] = ()
     volatile_args: tuple[str, ...] = ()
     volatile_result: tuple[str, ...] = ()
@@ -104,7 +106,7 @@ class ToolPolicy:
     progress_scope: tuple[str, ...] = ()
     idempotency_key: str | tuple[str, ...] | Callable[[Mapping[str, object]], str | None] | None = None
     scope: str | None = None
-    outcome_class: OutcomeClass | None = None
+    outcome_class: OptionalWord[OutcomeClass] = None  # type: ignore[assignment]  # see Word
     owes_data: bool | None = None
     result_schema: str | None = None
     deadline_ms: int | None = None

@@ -32,6 +32,8 @@ __all__ = ["argument_note", "fingerprint_of", "idempotency_key_of", "parsed_args
 
 KEY_CHARS_MAX: Final = 255
 NOTED_ARGS_MAX: Final = 32
+WORD_CHARS_MAX: Final = 80
+_WRITE: Final = Effect.WRITE
 _LONG_NUMBER: Final = re.compile(r"\d{19}")
 # Names of tools, agents and rounds come again and again.
 _known_name: Final = lru_cache(maxsize=1_024)(safe_name)
@@ -161,7 +163,7 @@ def propose(
     key_digest: str | None = None
     missing: str | None = None
     operation_fingerprint = ""
-    if tool.effect is Effect.WRITE and fault is None:
+    if tool.effect is _WRITE and fault is None:
         key_digest, missing = idempotency_key_of(call.tool, args, tool, key=store_key, scope_value=scope_value)
     if store_key and fault is None:
         operation_fingerprint = fingerprint_of(call.tool, args, tool, store_key)
@@ -170,7 +172,7 @@ def propose(
         tool=name,
         effect=tool.effect,
         fingerprint=fingerprint,
-        call_id=safe_name(call_id or call.call_id),
+        call_id=_safe_id(call_id or call.call_id),
         round_id=None if call.round_id is None else _known_name(call.round_id),
         agent=_known_name(call.agent),
         key_digest=key_digest,
@@ -180,10 +182,17 @@ def propose(
         change=call.change,
         fault=fault,
         declared=tool.declared,
-        poll_interval_ms_min=tool.poll_interval_ms_min if tool.effect is Effect.POLL else None,
+        poll_interval_ms_min=tool.poll_interval_ms_min,
         raw_tool="" if name == call.tool else call.tool,
         args=args,
     )
+
+
+def _safe_id(text: str) -> str:
+    """`safe_name` for the ids of calls, most of which are one short word and new each time."""
+    if len(text) <= WORD_CHARS_MAX and text.isascii() and text.isidentifier():
+        return text
+    return safe_name(text)
 
 
 def argument_note(args: Mapping[str, object] | str) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,7 @@ command line read it; nothing else decides an exit code.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 __all__ = [
     "BLOCK_REASONS",
@@ -27,6 +27,31 @@ __all__ = [
     "RunState",
     "Status",
 ]
+
+
+W = TypeVar("W", bound=StrEnum)
+
+if TYPE_CHECKING:
+
+    class Word(Generic[W]):
+        """A record's field that reads as a member of `W` and may be written as its plain text."""
+
+        @overload
+        def __get__(self, instance: None, owner: object) -> Self: ...
+        @overload
+        def __get__(self, instance: object, owner: object) -> W: ...
+        def __get__(self, instance: object, owner: object) -> W | Self: ...
+        def __set__(self, instance: object, value: W | str) -> None: ...
+
+    class OptionalWord(Generic[W]):
+        """The same for a field that may be None."""
+
+        @overload
+        def __get__(self, instance: None, owner: object) -> Self: ...
+        @overload
+        def __get__(self, instance: object, owner: object) -> W | None: ...
+        def __get__(self, instance: object, owner: object) -> W | Self | None: ...
+        def __set__(self, instance: object, value: W | str | None) -> None: ...
 
 
 class Action(StrEnum):

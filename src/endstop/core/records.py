@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from endstop.core.entries import entry_bytes
+from endstop.core.entries import entry_bytes, safe_name
 from endstop.core.envelope import Envelope
 from endstop.core.evidence import Evidence
 from endstop.core.model import Counters, Spec, Version
@@ -61,6 +61,12 @@ class RunRecord:
     created_at_us: int = 0
     updated_at_us: int = 0
 
+    def to_json(self) -> dict[str, object]:
+        """This run as the contract publishes it (JSON values; times are RFC 3339)."""
+        from endstop.core.codec import run_json
+
+        return run_json(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRecord:
@@ -87,6 +93,12 @@ class OperationRecord:
     result: bytes | None = field(default=None, repr=False)
     result_digest: str | None = None
     reason: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """This operation as the contract publishes it; its result's value is never in it."""
+        from endstop.core.codec import operation_json
+
+        return operation_json(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +182,7 @@ class RunTransaction:
         seq = self.next_seq
         self.entries.append(
             entry_bytes(
-                kind, ledger=self.ledger, run_id=self.run_id, seq=seq, ts_us=now_us, actor=actor,
+                kind, ledger=self.ledger, run_id=self.run_id, seq=seq, ts_us=now_us, actor=safe_name(actor),
                 policy=self.policy_digest, generation=self.generation, fields=fields,
             )  # fmt: skip
         )

@@ -15,8 +15,8 @@ from endstop.core import fold, loops
 from endstop.core.canonical import digest
 from endstop.core.codec import output_text, result_data
 from endstop.core.decide import decide_call
-from endstop.core.ending import end_run, figures
-from endstop.core.entries import INT_MAX
+from endstop.core.ending import end_run, figures, left_behind
+from endstop.core.entries import INT_MAX, safe_name
 from endstop.core.events import OperationView, Proposal, Verdict
 from endstop.core.observe import Measured, observe
 from endstop.core.reasons import Action, ErrorClass, Reason, Status
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from endstop.core.model import ToolResult
     from endstop.core.policy import Policy, ToolPolicy
 
-__all__ = ["CallReserved", "CallSettled", "LoseCall", "ReserveCall", "SettleCall", "Step", "operation_event", "version_symbol"]
+__all__ = [
+    "CallReserved", "CallSettled", "LoseCall", "ReserveCall", "SettleCall", "Step", "operation_event", "version_symbol",
+]  # fmt: skip
 
 A = TypeVar("A")
 
@@ -66,12 +68,16 @@ class CallReserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveCall(Step[CallReserved]):
-    """May this tool call run? On yes, its dispatch intent is durable with the same commit."""
+    """May this tool call run? On yes, its dispatch intent is durable with the same commit.
+
+    `generation` is the one that the asking worker entered (None: not checked): a worker of an earlier one is stopped.
+    """
 
     policy: Policy
     proposal: Proposal
     operation_id: str | None
     owner_id: str
+    generation: int | None = None
     input_digest: str = ""
     actor: str = "agent"
 
@@ -84,6 +90,9 @@ class ReserveCall(Step[CallReserved]):
         """Decide, then write either the intent or the refusal, with the same evidence."""
         evidence, proposal = txn.evidence, self.proposal
         policy = txn.effective(self.policy)
+        stale = left_behind(txn, self.generation, self.now_us)
+        if stale is not None:
+            return CallReserved(verdict=stale.verdict, envelope=stale.envelope)
         # 1. Decide on what is stored now.
         verdict = decide_call(
             policy, evidence, proposal, self.now_us, controls=txn.controls, operation=_view(txn)
@@ -226,24 +235,26 @@ class SettleCall(Step[CallSettled]):
         seen = observe(evidence, self.proposal, self.measured, self.now_us)
         fold.settled(evidence, seen, policy.limits, self.now_us)
         txn.evidence_changed = True
-        # 3. The entry.
-        _note_result(txn, seen, self, accepted=accepted)
-        # 4. What follows.
-        if evidence.ended is not None:
-            return CallSettled(
-                verdict=Verdict(action=Action.STOP, guard="latch"), seen=seen, operation=txn.operation,
-                envelope=txn.envelope, accepted=accepted,
-            )  # fmt: skip
-        verdict = loops.after(policy, evidence, seen, self.tool)
-        if verdict.action is Action.STOP:
+        # 3. What follows; the entry carries the rung that it climbed.
+        verdict = (
+            loops.after(policy, evidence, seen, self.tool)
+            if evidence.ended is None
+            else Verdict(action=Action.STOP, guard="latch")
+        )
+        fold.climbed_after(evidence, verdict)
+        _note_result(txn, seen, self, verdict, accepted=accepted)
+        # 4. A late outcome on an ended run changes its end no more.
+        envelope = txn.envelope
+        if verdict.action is Action.STOP and evidence.ended is None:
             if verdict.reason is Reason.COMPLETE:
                 txn.output = output_text(self.result.value)
-            envelope = end_run(txn, verdict, self.now_us, after=self.proposal, message=self.result.message or "")
-            return CallSettled(
-                verdict=verdict, seen=seen, operation=txn.operation, envelope=envelope, accepted=accepted
-            )
-        fold.climbed_after(evidence, verdict)
-        return CallSettled(verdict=verdict, seen=seen, operation=txn.operation, accepted=accepted)
+            # A tool's words are data and stay out of the envelope, but for those that it addresses to a person.
+            said = self.result.message if verdict.reason is Reason.HUMAN_REQUIRED else None
+            envelope = end_run(txn, verdict, self.now_us, after=self.proposal, message=said or "")
+        return CallSettled(
+            verdict=verdict, seen=seen, operation=txn.operation,
+            envelope=envelope if verdict.action is Action.STOP else None, accepted=accepted,
+        )  # fmt: skip
 
 
 def operation_event(result: ToolResult[object]) -> OperationEvent:
@@ -297,7 +308,9 @@ _OUTCOMES: Final = {
 }
 
 
-def _note_result(txn: RunTransaction, seen: Observation, step: SettleCall, *, accepted: bool) -> None:
+def _note_result(
+    txn: RunTransaction, seen: Observation, step: SettleCall, verdict: Verdict, *, accepted: bool
+) -> None:
     operation = txn.operation
     txn.append(
         "result",
@@ -312,6 +325,8 @@ def _note_result(txn: RunTransaction, seen: Observation, step: SettleCall, *, ac
             "failed": 1 if seen.failed else None, "nb": seen.not_before_us, "op": step.operation_key,
             "op_state": None if operation is None else operation.state.value, "late": None if accepted else 1,
             "ms": step.took_us // 1_000, "ok": not seen.failed,
+            "loop": None if verdict.action is Action.STOP else verdict.loop, "warn": 1 if verdict.warn else None,
+            "observed": 1 if verdict.observed else None, "reason": verdict.reason if verdict.observed else None,
             "turn": txn.evidence.turns, "step": txn.evidence.steps,
         },
         actor=step.actor,
@@ -327,35 +342,59 @@ def version_symbol(version: int | str | None) -> int | str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoseCall(Step[OperationRecord | None]):
-    """A call that was let through ended without an outcome: cancelled, or its process died. Its write is UNKNOWN."""
+    """A call that was let through ended without an outcome: cancelled, or its process died. Its write is UNKNOWN.
+
+    `sent` False is proof that the tool was not called: the write is then "not applied". Without `operation` the call
+    may not even have been let through (the answer of its reservation was lost); `operation_id` and `owner_id` say what
+    it would own. A call that is settled or was never let through changes nothing.
+    """
 
     proposal: Proposal
     operation: OperationRecord | None = None
+    operation_id: str | None = None
+    owner_id: str = ""
     cause: str = "cancelled"
+    sent: bool = True
     actor: str = "agent"
 
     @property
     def operation_key(self) -> str | None:
         """The operation that this call owns."""
-        return None if self.operation is None else self.operation.operation_id
+        return self.operation_id if self.operation is None else self.operation.operation_id
 
     def apply(self, txn: RunTransaction) -> OperationRecord | None:
         """Forget the call as evidence; mark what it may have done."""
-        fold.abandoned(txn.evidence, self.proposal.call_id)
-        txn.evidence_changed = True
-        stored, owned = txn.operation, self.operation
-        if stored is not None and owned is not None and stored.fence == owned.fence:
-            if stored.state is OperationState.EXECUTING:
-                state = operation_next(stored.state, OperationEvent.LOST)
-                record = replace(stored, state=state, settled_at_us=self.now_us, outcome="unknown", reason=self.cause)
-                txn.put_operation(record, stored.fence)
+        call, stored = txn.evidence.pending.get(self.proposal.call_id), txn.operation
+        is_open = call is not None and self.owner_id in ("", call.owner)
+        executing = stored is not None and stored.state is OperationState.EXECUTING and self._owns(stored)
+        if not is_open and not executing:
+            return stored
+        if is_open:
+            fold.abandoned(txn.evidence, self.proposal.call_id)
+            txn.evidence_changed = True
+        if stored is not None and executing:
+            event = OperationEvent.LOST if self.sent else OperationEvent.NOT_APPLIED
+            record = replace(
+                stored, state=operation_next(stored.state, event), settled_at_us=self.now_us, outcome=_OUTCOMES[event],
+                reason=safe_name(self.cause),
+            )  # fmt: skip
+            txn.put_operation(record, stored.fence)
+        self._note(txn)
+        return txn.operation
+
+    def _owns(self, stored: OperationRecord) -> bool:
+        if self.operation is not None:
+            return stored.fence == self.operation.fence and stored.attempt == self.operation.attempt
+        return stored.owner_id == self.owner_id and stored.call_id == self.proposal.call_id
+
+    def _note(self, txn: RunTransaction) -> None:
         txn.append(
             "lost",
             self.now_us,
             {
                 "tool": self.proposal.tool, "call": self.proposal.call_id, "fp": self.proposal.fingerprint,
-                "op": self.operation_key, "cause": self.cause, "turn": txn.evidence.turns, "step": txn.evidence.steps,
+                "op": self.operation_key, "cause": safe_name(self.cause), "unsent": None if self.sent else 1,
+                "turn": txn.evidence.turns, "step": txn.evidence.steps,
             },
             actor=self.actor,
         )  # fmt: skip
-        return txn.operation

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 from endstop.core import fold
 from endstop.core.canonical import digest, digest_of
-from endstop.core.ending import end_run
+from endstop.core.ending import end_run, left_behind
 from endstop.core.entries import safe_name
 from endstop.core.events import NO_CONTROLS, Verdict
 from endstop.core.evidence import Evidence
+from endstop.core.model import Usage
 from endstop.core.reasons import CAP_REASONS, LIMIT_OF_REASON, Action, Change, Reason, RunState
 from endstop.core.records import CheckpointRecord, OperationRecord, RunTransaction
 from endstop.core.steps import Step, version_symbol
 from endstop.core.transitions import OperationEvent, OperationState, RunEvent, operation_next, run_next
-from endstop.errors import ResumeRefusedError, RunJoinError
+from endstop.errors import PolicyInvalidError, ResumeRefusedError, RunJoinError
 
 if TYPE_CHECKING:
     from endstop.core.envelope import Envelope
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompleteRun", "EndRun", "FreezeRun", "JoinRun", "Joined", "LeaveRun", "NewRun", "NoteUserInput", "RecoverRun",
-    "Recovered", "ResumeRun", "SaveCheckpoint", "open_run", "parse_change",
+    "Recovered", "ResumeRun", "SaveCheckpoint", "SeeOrders", "open_run", "parse_change",
 ]  # fmt: skip
 
 CHECKPOINT_CHARS_MAX: Final = 64 * 1024
+ENTRY_NAMES_MAX: Final = 64
+LIMIT_DIGITS_MAX: Final = 16  # as many as the largest limit has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +81,15 @@ class JoinRun(Step[Joined]):
             msg = f"run {txn.run_id} exists under another policy: join it with its own policy, or start another run"
             raise RunJoinError(msg)
         if txn.evidence.ended is None:
-            # Nobody was inside: this is a restart, so what was committed before is answered from the ledger.
-            if not txn.owners:
+            # Nobody was inside: this is a restart, so what was committed before is answered from the ledger. A
+            # generation that a resume has just opened and nobody has entered is the one that we enter.
+            if not txn.owners and txn.next_seq != txn.first_seq + 1:
                 txn.generation += 1
                 txn.envelope = None
                 txn.first_seq = txn.next_seq
                 fold.reentered(txn.evidence)
             txn.state = run_next(txn.state, RunEvent.REJOIN)
+            _see_freeze(txn, self.now_us)
             if self.owner_id not in txn.owners:
                 txn.owners = (*txn.owners, self.owner_id)
             fold.continued(txn.evidence, self.now_us)
@@ -111,11 +116,14 @@ class LeaveRun(Step["Envelope | None"]):
 
     def apply(self, txn: RunTransaction) -> Envelope | None:
         """Take this worker out."""
-        txn.owners = tuple(owner for owner in txn.owners if owner != self.owner_id)
-        if not txn.owners and txn.evidence.ended is None:
-            fold.paused(txn.evidence, self.now_us)
-            txn.evidence_changed = True
-        txn.row_changed = True
+        if self.owner_id in txn.owners:
+            txn.owners = tuple(owner for owner in txn.owners if owner != self.owner_id)
+            txn.row_changed = True
+            if txn.evidence.ended is None:
+                txn.append("run_leave", self.now_us, {"owner": self.owner_id})
+                if not txn.owners:
+                    fold.paused(txn.evidence, self.now_us)
+                txn.evidence_changed = True
         return txn.envelope if txn.evidence.ended is not None else None
 
 
@@ -135,13 +143,20 @@ class SaveCheckpoint(Step[int]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteRun(Step["Envelope"]):
-    """The agent says that it is done: the run ends as complete, its output is kept for review."""
+    """The agent says that it is done: the run ends as complete, its output is kept for review.
+
+    A worker of an earlier `generation` than the run's own ends nothing; it gets an envelope that says so.
+    """
 
     output: str | None = None
+    generation: int | None = None
     actor: str = "agent"
 
     def apply(self, txn: RunTransaction) -> Envelope:
         """End the run; one that has ended keeps its envelope."""
+        stale = left_behind(txn, self.generation, self.now_us)
+        if stale is not None:
+            return stale.envelope
         if txn.evidence.ended is None:
             txn.output = self.output
         verdict = Verdict(action=Action.STOP, reason=Reason.COMPLETE, guard="complete")
@@ -150,15 +165,22 @@ class CompleteRun(Step["Envelope"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRun(Step["Envelope"]):
-    """End the run for a reason from outside the guards: an operator, a framework's cap, a provider, a crash."""
+    """End the run for a reason from outside the guards: an operator, a framework's cap, a provider, a crash.
+
+    `generation` as in CompleteRun; an operator gives none.
+    """
 
     reason: Reason
     guard: str
     message: str = ""
+    generation: int | None = None
     actor: str = "operator"
 
     def apply(self, txn: RunTransaction) -> Envelope:
         """End the run; one that has ended keeps its envelope."""
+        stale = left_behind(txn, self.generation, self.now_us)
+        if stale is not None:
+            return stale.envelope
         verdict = Verdict(action=Action.STOP, reason=self.reason, guard=self.guard)
         return end_run(txn, verdict, self.now_us, actor=self.actor, message=self.message)
 
@@ -171,14 +193,41 @@ class FreezeRun(Step[RunState]):
     actor: str = "operator"
 
     def apply(self, txn: RunTransaction) -> RunState:
-        """Change running to frozen or back; any other state stays."""
+        """Change running to frozen or back; any other state stays, and so does a freeze that another order holds."""
         here = RunState.RUNNING if self.frozen else RunState.FROZEN
-        if txn.state is here:
-            txn.state = run_next(txn.state, RunEvent.FREEZE if self.frozen else RunEvent.UNFREEZE)
-            txn.evidence.frozen = self.frozen
-            txn.append("control", self.now_us, {"order": "freeze" if self.frozen else "unfreeze"}, actor=self.actor)
-            txn.row_changed = txn.evidence_changed = True
+        if txn.state is here and self.frozen is (txn.controls.frozen is not None):
+            _show_frozen(txn, self.now_us, frozen=self.frozen, actor=self.actor)
         return txn.state
+
+
+def _show_frozen(txn: RunTransaction, now_us: int, *, frozen: bool, actor: str) -> None:
+    txn.state = run_next(txn.state, RunEvent.FREEZE if frozen else RunEvent.UNFREEZE)
+    txn.evidence.frozen = frozen
+    txn.append("control", now_us, {"order": "freeze" if frozen else "unfreeze"}, actor=actor)
+    txn.row_changed = txn.evidence_changed = True
+
+
+def _see_freeze(txn: RunTransaction, now_us: int) -> None:
+    """A run that starts to run again shows a freeze that was ordered, or lifted, meanwhile."""
+    if txn.state is RunState.RUNNING and txn.controls.frozen is not None:
+        _show_frozen(txn, now_us, frozen=True, actor=txn.controls.frozen.actor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeeOrders(Step["Envelope | None"]):
+    """A worker has entered a run: a standing kill ends it at once, a standing freeze shows in its state.
+
+    Gives the envelope of a run that is over.
+    """
+
+    def apply(self, txn: RunTransaction) -> Envelope | None:
+        """End or mark the run."""
+        kill = txn.controls.kill
+        if txn.evidence.ended is None and kill is not None:
+            verdict = Verdict(action=Action.STOP, reason=Reason.KILL_SWITCH, guard="kill")
+            return end_run(txn, verdict, self.now_us, actor=kill.actor, message=kill.reason)
+        _see_freeze(txn, self.now_us)
+        return txn.envelope if txn.evidence.ended is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +249,7 @@ def parse_change(text: str) -> tuple[Change | None, str | None, int | None]:
     kind, _, rest = text.partition(":")
     if kind == "limit":
         name, _, value = rest.partition("=")
-        if not name or not value.isdigit():
+        if not name or not (value.isascii() and value.isdigit()) or len(value) > LIMIT_DIGITS_MAX:
             msg = "a raised limit is written limit:NAME=VALUE, with a whole number"
             raise ResumeRefusedError(msg)
         return None, name, int(value)
@@ -233,9 +282,11 @@ class ResumeRun(Step[int]):
         if RunEvent.RESUME not in RUN_RESUMABLE[txn.state]:
             msg = f"run {txn.run_id} is {txn.state}; only a stopped, paused or interrupted run can be resumed"
             raise ResumeRefusedError(msg)
-        self._check_cap(txn, limit_name, value)
-        if limit_name is not None and value is not None:
-            txn.limits = txn.limits.raised(limit_name, value)
+        if txn.controls.kill is not None:
+            msg = f"run {txn.run_id} is under a kill order: withdraw it first (endstop unkill)"
+            raise ResumeRefusedError(msg)
+        limits = self._limits(txn, limit_name, value)
+        txn.limits = limits
         txn.state = run_next(txn.state, RunEvent.RESUME)
         txn.generation += 1
         fold.resumed(txn.evidence, self.now_us)
@@ -254,18 +305,28 @@ class ResumeRun(Step[int]):
             actor=self.actor,
         )  # fmt: skip
         txn.row_changed = txn.evidence_changed = True
+        _see_freeze(txn, self.now_us)
         return txn.generation
 
-    def _check_cap(self, txn: RunTransaction, limit_name: str | None, value: int | None) -> None:
+    def _limits(self, txn: RunTransaction, limit_name: str | None, value: int | None) -> Limits:
+        """The limits of the next generation: the named one raised, and the one that ended the run among them."""
         ended = None if txn.evidence.ended is None else Reason(txn.evidence.ended)
-        if limit_name is not None and value is not None:
-            before = getattr(txn.limits, limit_name, None)
-            if before is not None and value <= before:
-                msg = f"limit {limit_name} is {before} already; a resume must raise it"
-                raise ResumeRefusedError(msg)
         if ended in CAP_REASONS and limit_name != LIMIT_OF_REASON[ended]:
             msg = f"run {txn.run_id} ended by {ended}: resume it with --change limit:{LIMIT_OF_REASON[ended]}=VALUE"
             raise ResumeRefusedError(msg)
+        if limit_name is None or value is None:
+            return txn.limits
+        try:
+            raised = txn.limits.raised(limit_name, value)
+        except PolicyInvalidError as error:
+            msg = f"run {txn.run_id} cannot be resumed with limit:{limit_name[:40]}: {error}"
+            raise ResumeRefusedError(msg) from error
+        before = getattr(txn.limits, limit_name)
+        if before is None or value <= before:
+            stands = "has no maximum" if before is None else f"is {before} already"
+            msg = f"limit {limit_name} {stands}; a resume must raise it"
+            raise ResumeRefusedError(msg)
+        return raised
 
 
 RUN_RESUMABLE: Final = {
@@ -311,24 +372,51 @@ class RecoverRun(Step[Recovered]):
             fold.abandoned(txn.evidence, call_id)
         # 3. The workers, and the run's state when nobody alive is left.
         left = tuple(owner for owner in txn.owners if owner not in self.dead_owners)
-        someone_died = left != txn.owners
+        died = [owner for owner in txn.owners if owner in self.dead_owners]
+        someone_died = bool(died)
         txn.owners = left
+        if someone_died and not left:
+            self._charge_turns(txn)
         if lost or doubts or someone_died:
             txn.append(
                 "recover",
                 self.now_us,
-                {"lost": lost[:64], "ops": [item.operation_id for item in doubts][:64], "state": txn.state.value},
+                {
+                    "lost": lost, "ops": [item.operation_id for item in doubts][:ENTRY_NAMES_MAX],
+                    "owners": died[:ENTRY_NAMES_MAX], "state": txn.state.value,
+                    "seen_us": self._seen_us(txn) if self._leaves_nobody(txn, someone_died=someone_died) else None,
+                },
                 actor=self.actor,
-            )
+            )  # fmt: skip
             txn.row_changed = txn.evidence_changed = True
-        if someone_died and not left and txn.state in (RunState.RUNNING, RunState.FROZEN):
-            # Its time stopped when it was last seen, not when somebody noticed.
-            fold.paused(txn.evidence, txn.updated_at_us or self.now_us)
+        if self._leaves_nobody(txn, someone_died=someone_died):
+            fold.paused(txn.evidence, self._seen_us(txn))
             verdict = Verdict(action=Action.STOP, reason=Reason.CRASHED, guard="recovery")
             end_run(txn, verdict, self.now_us, actor=self.actor)
         return Recovered(
             lost_calls=tuple(lost), in_doubt=tuple(item.operation_id for item in doubts), state=txn.state
         )
+
+    def _charge_turns(self, txn: RunTransaction) -> None:
+        """Model calls whose usage nobody will report any more are charged what was held for them."""
+        for call_id, (tokens, nanos) in list(txn.evidence.turns_open.items()):
+            fold.turn_settled(txn.evidence, call_id, Usage(output_tokens=tokens), nanos)
+            txn.append(
+                "turn",
+                self.now_us,
+                {
+                    "call": call_id, "in": 0, "out": tokens, "nanos": nanos, "tokens": tokens, "ms": 0, "estimated": 1,
+                    "fault": "worker_died", "turn": txn.evidence.turns, "step": txn.evidence.steps,
+                },
+                actor=self.actor,
+            )  # fmt: skip
+
+    def _leaves_nobody(self, txn: RunTransaction, *, someone_died: bool) -> bool:
+        return someone_died and not txn.owners and txn.state in (RunState.RUNNING, RunState.FROZEN)
+
+    def _seen_us(self, txn: RunTransaction) -> int:
+        """The run's time stopped when it was last seen, not when somebody noticed."""
+        return txn.updated_at_us or self.now_us
 
 
 def open_run(new: NewRun, *, ledger: str) -> RunTransaction:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from endstop.core import fold
 from endstop.core.decide import decide_child, decide_handoff, decide_turn
-from endstop.core.ending import end_run, figures
+from endstop.core.ending import end_run, figures, left_behind
 from endstop.core.entries import safe_name
 from endstop.core.events import Verdict
 from endstop.core.reasons import Action
@@ -35,16 +35,20 @@ class StepAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveTurn(Step[StepAnswer]):
-    """May this model call leave? On yes its worst case is held with the same commit."""
+    """May this model call leave? On yes its worst case is held with the same commit. `generation` as in ReserveCall."""
 
     policy: Policy
     proposal: TurnProposal
+    generation: int | None = None
     input_digest: str = ""
     actor: str = "agent"
 
     def apply(self, txn: RunTransaction) -> StepAnswer:
         """Decide; hold the bounds or write the refusal."""
         policy, proposal = txn.effective(self.policy), self.proposal
+        stale = left_behind(txn, self.generation, self.now_us)
+        if stale is not None:
+            return StepAnswer(verdict=stale.verdict, envelope=stale.envelope)
         verdict = decide_turn(policy, txn.evidence, proposal, self.now_us, controls=txn.controls)
         elapsed_us = txn.evidence.elapsed_us_at(self.now_us)
         go = verdict.action is Action.EXECUTE
@@ -55,7 +59,7 @@ class ReserveTurn(Step[StepAnswer]):
                 "turn_intent" if go else "turn_refused",
                 self.now_us,
                 {
-                    "call": proposal.call_id, "model": safe_name(proposal.model), "agent": proposal.agent,
+                    "call": proposal.call_id, "model": safe_name(proposal.model), "agent": safe_name(proposal.agent),
                     "tokens_bound": proposal.tokens_bound, "nanos_bound": proposal.nanos_bound,
                     "retry": 1 if proposal.is_retry else None, "reason": verdict.reason, "guard": verdict.guard,
                     "observed": 1 if verdict.observed else None,
@@ -65,7 +69,7 @@ class ReserveTurn(Step[StepAnswer]):
             )  # fmt: skip
             if self.input_digest:
                 txn.input_digests.append((seq, self.input_digest))
-        txn.evidence_changed = True
+            txn.evidence_changed = True
         if verdict.action is Action.STOP:
             return StepAnswer(
                 verdict=verdict, envelope=end_run(txn, verdict, self.now_us), elapsed_us=elapsed_us
@@ -99,7 +103,8 @@ class SettleTurn(Step[StepAnswer]):
                 "out": usage.output_tokens, "cache_read": usage.cache_read_tokens or None,
                 "cache_write": usage.cache_write_tokens or None, "reasoning": usage.reasoning_tokens or None,
                 "nanos": self.spend_nanos, "tokens": usage.total_tokens, "ms": self.took_us // 1_000,
-                "estimated": 1 if self.estimated else None, "fault": self.fault, "ok": self.fault is None,
+                "estimated": 1 if self.estimated else None,
+                "fault": None if self.fault is None else safe_name(self.fault), "ok": self.fault is None,
                 "turn": txn.evidence.turns, "step": txn.evidence.steps,
             },
             actor=self.actor,
@@ -111,31 +116,40 @@ class SettleTurn(Step[StepAnswer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveHandoff(Step[StepAnswer]):
-    """May one agent hand the run to another?"""
+    """May one agent hand the run to another? `generation` as in ReserveCall."""
 
     policy: Policy
     proposal: Proposal
+    generation: int | None = None
 
     def apply(self, txn: RunTransaction) -> StepAnswer:
         """Decide and count."""
         policy = txn.effective(self.policy)
+        stale = left_behind(txn, self.generation, self.now_us)
+        if stale is not None:
+            return StepAnswer(verdict=stale.verdict, envelope=stale.envelope)
         verdict = decide_handoff(policy, txn.evidence, self.proposal, self.now_us, controls=txn.controls)
         return _reserved(txn, verdict, self.proposal, "handoff", self.now_us, policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveChild(Step[StepAnswer]):
-    """May a child run start at `depth`? Its record is written by the store with the same commit."""
+    """May a child run start at `depth`? Its record is written by the store with the same commit. `generation` as in
+    ReserveCall."""
 
     policy: Policy
     proposal: Proposal
     child_run_id: str
     parent_run_id: str
     depth: int
+    generation: int | None = None
 
     def apply(self, txn: RunTransaction) -> StepAnswer:
         """Decide and note."""
         policy = txn.effective(self.policy)
+        stale = left_behind(txn, self.generation, self.now_us)
+        if stale is not None:
+            return StepAnswer(verdict=stale.verdict, envelope=stale.envelope)
         verdict = decide_child(policy, txn.evidence, self.depth, self.now_us, controls=txn.controls)
         if verdict.action is Action.EXECUTE:
             txn.children.append(
@@ -163,14 +177,14 @@ def _reserved(
             fold.child_started(txn.evidence, verdict)
     elif verdict.action is Action.BLOCK:
         fold.refused(txn.evidence, proposal, verdict)
-    txn.evidence_changed = True
     if txn.evidence.ended is None:
+        txn.evidence_changed = True
         txn.append(
             kind if verdict.action is Action.EXECUTE else "call_refused",
             now_us,
             {
-                "tool": proposal.tool, "effect": proposal.effect.value, "fp": proposal.fingerprint,
-                "call": proposal.call_id, "round": proposal.round_id, "agent": proposal.agent,
+                "tool": safe_name(proposal.tool), "effect": proposal.effect.value, "fp": proposal.fingerprint,
+                "call": proposal.call_id, "round": proposal.round_id, "agent": safe_name(proposal.agent),
                 "child": child_run_id, "action": verdict.action.value, "reason": verdict.reason,
                 "guard": verdict.guard, "loop": verdict.loop, "warn": 1 if verdict.warn else None,
                 "observed": 1 if verdict.observed else None,

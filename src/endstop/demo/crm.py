@@ -12,13 +12,15 @@ waits, so that a client can be killed between effect and answer.
 
     python -m endstop.demo.crm --db crm.db      # the first line of output is the URL
 
-The process ends on SIGINT, SIGTERM, or when its lifetime is over.
+The process ends on SIGINT, SIGTERM, when its lifetime is over or, with `--until-eof`, when its stdin is closed, as it
+is by the end of the process that holds the other side.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import socket
@@ -47,6 +49,7 @@ BUSY_MS_MAX: Final = 10_000
 IDLE_MS_MAX: Final = 10_000
 CLIENT_TIMEOUT_MS: Final = 10_000
 LIFETIME_MS: Final = 3_600_000
+STDIN_BYTES: Final = 1024
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS contacts (
@@ -385,13 +388,23 @@ def main() -> None:
     parser.add_argument(
         "--lifetime-ms", type=int, default=LIFETIME_MS, help=f"end by itself after this time (default {LIFETIME_MS})"
     )
+    parser.add_argument("--until-eof", action="store_true", help="end when stdin is closed")
     arguments = parser.parse_args()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     with serve_crm(arguments.db, arguments.port) as server:
         print(server.url, flush=True)  # noqa: T201 - the URL on stdout is this process's answer
+        if arguments.until_eof:
+            threading.Thread(target=_wait_for_eof, args=(stop,), daemon=True).start()
         stop.wait(arguments.lifetime_ms / 1000)
+
+
+def _wait_for_eof(stop: threading.Event) -> None:
+    # The bare descriptor: a daemon thread inside sys.stdin would hold its lock while the interpreter ends.
+    while os.read(0, STDIN_BYTES):
+        pass
+    stop.set()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from endstop.core import fold, loops
 from endstop.core.decide import decide_call, decide_turn
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from endstop.core.model import Version
 
 __all__ = ["LoopGuard", "decision_of"]
+
+# On CPython 3.11 reading a member through its enum costs more than the comparison it is for.
+_EXECUTE: Final = Action.EXECUTE
 
 class LoopGuard:
     """Every guard of one run, in memory. Safe to share between threads.
@@ -104,8 +107,12 @@ class LoopGuard:
             proposal = propose(call, tool, call_id=call.call_id or f"#{self._serial}", fault=fault)
             operation = self._operations.get(proposal.key_digest) if proposal.key_digest is not None else None
             verdict = decide_call(self._policy, self._evidence, proposal, now_us, operation=operation)
-            self._fold(call, proposal, verdict, now_us)
-        return decision_of(verdict, proposal, now_us, result=self._result_of(proposal, verdict))
+            if verdict.action is _EXECUTE:
+                self._let_through(call, proposal, verdict, now_us)
+            else:
+                self._refuse(proposal, verdict, now_us)
+        result = None if verdict.action is _EXECUTE else self._result_of(proposal, verdict)
+        return decision_of(verdict, proposal, now_us, result=result)
 
     def after(self, call: ToolCall, result: ToolResult[object] | object) -> Decision:
         """What follows from `result`, the answer to the `call` that `before` let through: go on, or stop."""
@@ -117,9 +124,11 @@ class LoopGuard:
             measured = measure(answer, proposal, tool)
             seen = observe(self._evidence, proposal, measured, now_us)
             fold.settled(self._evidence, seen, self._policy.limits, now_us)
-            self._settle_operation(proposal, answer)
-            verdict = loops.after(self._policy, self._evidence, seen, tool)
-            self._conclude(verdict, now_us)
+            if proposal.key_digest is not None:
+                self._settle_operation(proposal.key_digest, proposal, answer)
+            verdict = self._latch() or loops.after(self._policy, self._evidence, seen, tool)
+            if verdict is not GO:
+                self._conclude(verdict, now_us)
         return decision_of(verdict, proposal, now_us)
 
     def before_turn(
@@ -135,9 +144,10 @@ class LoopGuard:
                 call_id=f"turn#{self._serial}", model=model, tokens_bound=sum(known) if known else None
             )
             verdict = decide_turn(self._policy, self._evidence, proposal, now_us)
-            if verdict.action is Action.EXECUTE:
+            if verdict.action is _EXECUTE:
                 fold.turn_let_through(self._evidence, proposal)
-            self._conclude(verdict, now_us)
+            else:
+                self._conclude(verdict, now_us)
         return decision_of(verdict, None, now_us)
 
     def after_turn(
@@ -161,8 +171,7 @@ class LoopGuard:
             now_us = self._now()
             oldest = next(iter(self._evidence.turns_open), "")
             fold.turn_settled(self._evidence, oldest, usage, spend_nanos)
-            ended = self._evidence.ended
-        verdict = GO if ended is None else Verdict(action=Action.STOP, reason=Reason(ended), guard="latch")
+            verdict = self._latch() or GO
         return decision_of(verdict, None, now_us)
 
     def user_input(self) -> None:
@@ -178,23 +187,28 @@ class LoopGuard:
             fold.started(self._evidence, now_us)
         return now_us
 
-    def _fold(self, call: ToolCall, proposal: Proposal, verdict: Verdict, now_us: int) -> None:
-        match verdict.action:
-            case Action.EXECUTE:
-                operation_id = self._begin(proposal)
-                fold.let_through(self._evidence, proposal, verdict, now_us, operation_id)
-                if call.call_id:
-                    self._open.setdefault(call.call_id, []).append(proposal)
-                else:
-                    self._unnamed.setdefault(id(call), (call, []))[1].append(proposal)
-            case Action.REPLAY:
-                fold.replayed(self._evidence, proposal, verdict)
-            case Action.BLOCK | Action.WAIT:
-                fold.refused(self._evidence, proposal, verdict)
-            case Action.STOP:
-                self._conclude(verdict, now_us)
+    def _latch(self) -> Verdict | None:
+        ended = self._evidence.ended
+        return None if ended is None else Verdict(action=Action.STOP, reason=Reason(ended), guard="latch")
+
+    def _let_through(self, call: ToolCall, proposal: Proposal, verdict: Verdict, now_us: int) -> None:
+        operation_id = None if proposal.key_digest is None else self._begin(proposal.key_digest, proposal)
+        fold.let_through(self._evidence, proposal, verdict, now_us, operation_id)
+        if call.call_id:
+            self._open.setdefault(call.call_id, []).append(proposal)
+        else:
+            self._unnamed.setdefault(id(call), (call, []))[1].append(proposal)
+
+    def _refuse(self, proposal: Proposal, verdict: Verdict, now_us: int) -> None:
+        if verdict.action is Action.STOP:
+            self._conclude(verdict, now_us)
+        elif verdict.action is Action.REPLAY:
+            fold.replayed(self._evidence, proposal, verdict)
+        else:
+            fold.refused(self._evidence, proposal, verdict)
 
     def _conclude(self, verdict: Verdict, now_us: int) -> None:
+        """Latch a stop; note a rung that a result climbed."""
         if verdict.action is not Action.STOP:
             fold.climbed_after(self._evidence, verdict)
         elif self._evidence.ended is None and verdict.reason is not None:
@@ -224,36 +238,31 @@ class LoopGuard:
         wanted = propose(call, tool).fingerprint
         return next((place for place, (_, twins) in self._unnamed.items() if twins[0].fingerprint == wanted), 0)
 
-    def _begin(self, proposal: Proposal) -> str | None:
+    def _begin(self, key: str, proposal: Proposal) -> str:
         """The dispatch intent of a write: from now on its key is taken."""
-        if proposal.key_digest is None:
-            return None
-        self._operations[proposal.key_digest] = self._view(proposal, OperationState.EXECUTING)
-        return proposal.key_digest
+        self._operations[key] = self._view(key, proposal, OperationState.EXECUTING)
+        return key
 
-    def _settle_operation(self, proposal: Proposal, result: ToolResult[object]) -> None:
-        key = proposal.key_digest
-        if key is None:
-            return
+    def _settle_operation(self, key: str, proposal: Proposal, result: ToolResult[object]) -> None:
         known = self._operations.get(key)
         if known is not None and known.state == OperationState.COMMITTED:
             # A late second answer never un-commits a write.
             return
         match operation_event(result):
             case OperationEvent.APPLIED:
-                self._operations[key] = self._view(proposal, OperationState.COMMITTED)
+                self._operations[key] = self._view(key, proposal, OperationState.COMMITTED)
                 self._results[key] = result
             case OperationEvent.LOST:
-                self._operations[key] = self._view(proposal, OperationState.UNKNOWN)
+                self._operations[key] = self._view(key, proposal, OperationState.UNKNOWN)
             case OperationEvent.REFUSED:
-                self._operations[key] = self._view(proposal, OperationState.FAILED_FINAL)
+                self._operations[key] = self._view(key, proposal, OperationState.FAILED_FINAL)
                 self._results[key] = result
             case _:
                 self._operations.pop(key, None)
 
-    def _view(self, proposal: Proposal, state: OperationState) -> OperationView:
+    def _view(self, key: str, proposal: Proposal, state: OperationState) -> OperationView:
         return OperationView(
-            operation_id=proposal.key_digest or "",
+            operation_id=key,
             state=state.value,
             fingerprint=proposal.fingerprint,
             call_id=proposal.call_id,

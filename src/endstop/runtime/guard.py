@@ -119,12 +119,12 @@ class Guard:
         return self._ids
 
     @property
-    def prices(self) -> Prices | None:
-        """What models cost: as given, else from the `prices` extra when a budget is set."""
-        if self._prices is None and self._policy.limits.spend_nanos_max is not None:
-            from endstop.runtime.prices import installed_prices
+    def prices(self) -> Prices:
+        """What models cost: as given, else the table of the `prices` extra."""
+        if self._prices is None:
+            from endstop.runtime.prices import InstalledPrices
 
-            self._prices = installed_prices()
+            self._prices = InstalledPrices()
         return self._prices
 
     def owner_id(self) -> str:

@@ -6,22 +6,31 @@ is given back.
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from endstop.core.records import EntryRecord, OperationRecord
 from endstop.errors import GuardClosedError
+from endstop.store.futures import LoopFuture, done_future
 from endstop.store.port import LedgerRow, RunOpened, RunQuery, StoredSpec, StoreFacts
 from endstop.store.rows import RunRow, bounded, child_view, has_labels, ledger_row, run_view
 from endstop.store.transact import (
-    OpenRequest, Withdrawal, add_control, first_entry, open_run, run_step, save_spec, withdraw_controls,
+    OpenRequest,
+    Withdrawal,
+    add_control,
+    first_entry,
+    open_run,
+    run_step,
+    save_spec,
+    withdraw_controls,
 )  # fmt: skip
 from endstop.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from endstop.core.records import ChildRecord, ControlRecord, RunRecord
     from endstop.core.steps import Step
@@ -127,9 +136,19 @@ class MemoryStore:
         """Apply `step` to its run."""
         return self._done(_step, step)
 
-    def transact_now(self, step: Step[A]) -> A:
-        """The same as `transact(step).result()`."""
+    def transact_now(self, step: Step[A], held: list[BaseException] | None = None) -> A:  # noqa: ARG002  # the port's
+        """The same as waiting for `transact(step)`."""
         return self._write(_step, step)
+
+    def transact_async(self, step: Step[A]) -> asyncio.Future[A]:
+        """The same as `transact(step)`, for the running event loop."""
+        self._check_open()
+        future: LoopFuture[A] = LoopFuture(loop=asyncio.get_running_loop())
+        try:
+            future.set_result(self._write(_step, step))
+        except Exception as error:  # whatever failed belongs to whoever waits
+            future.set_exception(error)
+        return future
 
     def add_control(self, control: ControlRecord) -> Future[ControlRecord]:
         """Put a standing order in force."""
@@ -258,22 +277,12 @@ class MemoryStore:
 
     def _done(self, function: Callable[[Workspace, A], R], request: A) -> Future[R]:
         self._check_open()
-        future: Future[R] = Future()
-        try:
-            future.set_result(self._write(function, request))
-        except Exception as error:  # noqa: BLE001  # whatever failed belongs to whoever waits
-            future.set_exception(error)
-        return future
+        return done_future(lambda: self._write(function, request))
 
     def _read(self, read: Callable[[MemoryWorkspace], R]) -> Future[R]:
         self._check_open()
-        future: Future[R] = Future()
         with self._lock:
-            try:
-                future.set_result(read(self._work))
-            except Exception as error:  # noqa: BLE001  # whatever failed belongs to whoever waits
-                future.set_exception(error)
-        return future
+            return done_future(lambda: read(self._work))
 
 
 def _step(work: Workspace, step: Step[A]) -> A:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -129,6 +130,23 @@ class Store(Protocol):
 
     def transact(self, step: Step[A]) -> Future[A]:
         """Apply `step` to its run. RunNotFoundError when there is no such run. A child's id means its root."""
+        ...
+
+    def transact_now(self, step: Step[A], held: list[BaseException] | None = None) -> A:
+        """The same as waiting for `transact(step)`, for threads: no change of thread when nobody else writes.
+
+        A KeyboardInterrupt or SystemExit of this thread that comes too late to stop the commit goes to `held`, and the
+        answer is given; without `held` it is raised after the commit. One that is raised although there is a `held`
+        means that nothing was written.
+        """
+        ...
+
+    def transact_async(self, step: Step[A]) -> asyncio.Future[A]:
+        """The same as `transact(step)`, for the running event loop, which is woken once for a whole batch.
+
+        The future refuses cancellation: a cancelled task gets its CancelledError when the commit is over, and the
+        answer stands in the future.
+        """
         ...
 
     def add_control(self, control: ControlRecord) -> Future[ControlRecord]:

@@ -75,6 +75,7 @@ class Workspace(ABC):
         self._next_global_seq: int | None = None
         # -- what is still to be written
         self.writes = 0
+        self.tainted = False  # a failed step may have spoilt what an earlier one of the same transaction collected
         self.entries: list[tuple[int, str]] = []
         self.input_digests: list[tuple[int, str]] = []
         self.operations: dict[str, tuple[OperationRecord, int]] = {}
@@ -165,6 +166,7 @@ class Workspace(ABC):
     def forget(self, run: LiveRun) -> None:
         """Let go of a run whose working copy may be half changed."""
         self._runs.pop(run.txn.run_id, None)
+        self.tainted = self.tainted or run.unsaved
 
     def child(self, run_id: str) -> ChildRecord | None:
         """The child run of that id."""
@@ -306,6 +308,7 @@ class Workspace(ABC):
 
     def _clear(self) -> None:
         self.writes = 0
+        self.tainted = False
         self.entries = []
         self.input_digests = []
         self.operations = {}

@@ -24,10 +24,6 @@ INSERT INTO run (
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 RETURNING id;
 
--- name: insert_run_state
--- Make the hot part of a root run.
-INSERT INTO run_state (id, next_seq, updated_at_us, evidence) VALUES (?, ?, ?, ?);
-
 -- name: update_run
 -- Save what seldom changes of a root run.
 UPDATE run SET
@@ -37,7 +33,9 @@ WHERE id = ?;
 
 -- name: update_run_state
 -- Save what changes with every step.
-UPDATE run_state SET next_seq = ?, updated_at_us = ?, evidence = ? WHERE id = ?;
+INSERT INTO run_state (id, next_seq, updated_at_us, evidence) VALUES (?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET
+    next_seq = excluded.next_seq, updated_at_us = excluded.updated_at_us, evidence = excluded.evidence;
 
 -- name: run_by_id
 -- One root run as it stands.
@@ -115,18 +113,27 @@ WHERE run_id = ?3 AND (?1 IS NULL OR state IN (SELECT value FROM json_each(?1)))
 ORDER BY created_at_us, operation_id
 LIMIT ?2;
 
--- name: save_operation
--- Write an operation: a new one, or a known one while its fence is still the one that was read.
+-- name: insert_operation
+-- Write an operation that must not be there yet.
 INSERT INTO operation (
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
     created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
-) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: update_operation
+-- Write an operation that is there. A fence never goes back, whatever the work before it made of it.
+INSERT INTO operation (
+    operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (operation_id) DO UPDATE SET
-    tool = ?2, key_digest = ?3, fingerprint = ?4, state = ?5, run_id = ?6, generation = ?7, call_id = ?8,
-    owner_id = ?9, attempt = ?10, fence = ?11, effect = ?12, created_at_us = ?13, dispatched_at_us = ?14,
-    settled_at_us = ?15, not_before_us = ?16, outcome = ?17, result_kind = ?18, result = ?19, result_digest = ?20,
-    reason = ?21
-WHERE fence = ?22;
+    tool = excluded.tool, key_digest = excluded.key_digest, fingerprint = excluded.fingerprint, state = excluded.state,
+    run_id = excluded.run_id, generation = excluded.generation, call_id = excluded.call_id,
+    owner_id = excluded.owner_id, attempt = excluded.attempt, fence = excluded.fence, effect = excluded.effect,
+    dispatched_at_us = excluded.dispatched_at_us, settled_at_us = excluded.settled_at_us,
+    not_before_us = excluded.not_before_us, outcome = excluded.outcome, result_kind = excluded.result_kind,
+    result = excluded.result, result_digest = excluded.result_digest, reason = excluded.reason
+WHERE operation.fence <= excluded.fence;
 
 -- name: insert_control
 -- Put an order in force.

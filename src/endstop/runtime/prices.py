@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from endstop.core.model import Usage
 
-__all__ = ["NO_TABLE", "PriceTable", "TokenPrice", "price_nanos", "prices_installed", "worst_case_nanos"]
+__all__ = ["NO_TABLE", "InstalledPrices", "PriceTable", "TokenPrice", "price_nanos", "prices_installed", "worst_case_nanos"]
 
 NANOS_PER_DOLLAR: Final = 1_000_000_000
 TOKENS_PER_MILLION: Final = 1_000_000
@@ -216,3 +216,20 @@ def _nanos(dollars: Decimal) -> int:
 def _moment(now_us: int | None) -> datetime:
     now = SystemClock().now_us() if now_us is None else now_us
     return datetime.fromtimestamp(now // 1_000_000, UTC)
+
+
+class InstalledPrices:
+    """The caller's table over the bundled one, as a guard uses them. Nothing is loaded before the first question."""
+
+    def __init__(self, table: PriceTable = NO_TABLE) -> None:
+        self._table = table
+
+    def price_nanos(self, model: str, usage: Usage) -> int | None:
+        """The price of a finished call in nano-dollars; None when the model has no known price."""
+        return price_nanos(model, usage, table=self._table) if model else None
+
+    def worst_case_nanos(self, model: str, input_tokens_max: int | None, output_tokens_max: int | None) -> int | None:
+        """The most that a call can cost; None also when a bound is missing, because then there is no worst case."""
+        if not model or input_tokens_max is None or output_tokens_max is None:
+            return None
+        return worst_case_nanos(model, input_tokens_max, output_tokens_max, table=self._table)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from endstop.core.model import Usage
 from endstop.errors import UsageError
-from endstop.loop.prices import PriceTable, TokenPrice, price_nanos, prices_installed, worst_case_nanos
+from endstop.runtime.prices import PriceTable, TokenPrice, price_nanos, prices_installed, worst_case_nanos
 
 pytest.importorskip("genai_prices", reason='the price table is an extra: pip install "endstop[prices]"')
 
