@@ -410,10 +410,10 @@ def test_rounds_are_bounded_and_the_newest_are_kept() -> None:
         drive(guard, [Step(tool="read", args={"n": number}, answer=f"t{number}", round_id=f"m{number}")])
     assert list(guard.evidence.rounds) == [f"m{number}" for number in range(4, 12)]
     wide = guard_of()
-    for number in range(40):
+    for number in range(30):
         wide.before(ToolCall(tool="read", args={"n": number}, call_id=f"a{number}", round_id="m1"))
         wide.after(ToolCall(tool="read", args={"n": number}, call_id=f"a{number}", round_id="m1"), number)
-    assert len(wide.evidence.rounds["m1"]) == 40
+    assert len(wide.evidence.rounds["m1"]) == 30
     for number in range(100):
         fold.refused(
             wide.evidence,
@@ -421,7 +421,7 @@ def test_rounds_are_bounded_and_the_newest_are_kept() -> None:
             Verdict(action=Action.BLOCK, reason=Reason.ROUND_DUPLICATE, guard="round"),
         )
     assert list(wide.evidence.rounds) == ["m2"]
-    assert len(wide.evidence.rounds["m2"]) == 96
+    assert len(wide.evidence.rounds["m2"]) == 64
 
 
 def test_calls_without_an_outcome_are_no_evidence_and_null_is_an_answer() -> None:

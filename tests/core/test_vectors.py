@@ -479,11 +479,11 @@ def test_b11_ten_thousand_calls_stay_in_bounds_and_what_is_forgotten_is_counted(
 
 def test_b11_noise_cannot_push_a_count_out_of_the_window() -> None:
     """Sixty-four remembered calls are more than any window holds."""
-    limits = replace(NO_CAPS, call_window=64)
-    noise = [Step(tool="read", args={"n": n}, answer=f"text {n}") for n in range(60)]
+    limits = replace(NO_CAPS, call_window=32)
+    noise = [Step(tool="read", args={"n": n}, answer=f"text {n}") for n in range(30)]
     look = Step(tool="look", answer="same")
-    story = play([look, *noise[:30], look, *noise[30:], look], limits=limits)
-    assert (story.stopped_at, story.ended) == (63, Reason.SAME_CALL_REPEAT)
+    story = play([look, *noise[:15], look, *noise[15:], look], limits=limits)
+    assert (story.stopped_at, story.ended) == (33, Reason.SAME_CALL_REPEAT)
 
 
 def test_b12_no_argument_and_no_answer_stands_in_evidence_or_message() -> None:

@@ -107,7 +107,7 @@ class Endstop(click.Group):
         code = _code_of(lambda: super(Endstop, self).main(args, prog_name or "endstop", complete_var, False, **extra))
         if standalone_mode:
             sys.exit(code)
-        return code
+        return int(code)
 
 
 def _code_of(call: Any) -> int:
@@ -156,6 +156,7 @@ def _show_click(error: click.ClickException) -> None:
 
 
 @click.group(
+    "endstop",
     cls=Endstop,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="\b\nExit codes:\n"

@@ -17,10 +17,10 @@ __all__ = ["refuse_frozen"]
 def refuse_frozen(guard: Guard, run: RunRecord) -> None:
     """Raise Refused (exit 7) while a freeze of `run`, or of all runs, is in force."""
     orders = [order for order in guard.store.controls().result() if order.kind == "freeze"]
-    if any(order.run_id == run.root_run_id for order in orders) or run.state is RunState.FROZEN:
-        what = f"endstop unfreeze {run.root_run_id}"
-    elif any(order.run_id is None for order in orders):
+    if any(order.run_id is None for order in orders):
         what = "endstop unfreeze --all"
+    elif any(order.run_id == run.root_run_id for order in orders) or run.state is RunState.FROZEN:
+        what = f"endstop unfreeze {run.root_run_id}"
     else:
         return
     msg = f"run {run.root_run_id} is frozen and does not go on before `{what}`"

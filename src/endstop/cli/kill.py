@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from endstop.cli.session import ACTOR, REASON, Session, can_ask, examples, needs_terminal, verb
+from endstop.cli.session import ACTOR, REASON, Session, can_ask, confirm, examples, needs_terminal, verb
 from endstop.errors import UsageError
 
 __all__ = ["command", "unkill"]
@@ -29,7 +29,7 @@ def command(session: Session, label: str | None, everything: bool, reason: str, 
     if not yes:
         if not can_ask():
             raise needs_terminal("--yes", f"this ends {scope} and refuses new ones")
-        click.confirm(f"End {scope} now, and refuse new ones?", abort=True, err=True)
+        confirm(f"End {scope} now, and refuse new ones?")
     guard = session.guard(makes_store=True)
     ended = guard.kill(label=label, all=everything, reason=reason, actor=actor)
     if session.output.as_json:

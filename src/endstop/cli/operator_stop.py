@@ -1,9 +1,9 @@
 """Signals and time-outs as operator stops: the run ends with its envelope before the process does.
 
 The loop works in a thread of its own; the main thread waits, shows progress and answers signals. A stop is committed to
-the store first, which cancels async calls in flight; then the loop is waited for. A second Ctrl-C within
-`SECOND_SIGNAL_MS` does not wait: the envelope is written, and calls that are still in flight are left in doubt. A third
-one leaves even when the store does not answer.
+the store first, which cancels async calls in flight; then the loop is waited for: after Ctrl-C as long as the person
+likes, after anything else for `GRACE_MS`. A second Ctrl-C within `SECOND_SIGNAL_MS` ends the wait. Leaving early writes
+the envelope and leaves calls that are still in flight in doubt. A third Ctrl-C leaves even when the store is mute.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ __all__ = ["Cause", "Supervisor"]
 T = TypeVar("T")
 LOOK_MS: Final = 50
 SECOND_SIGNAL_MS: Final = 5_000
+GRACE_MS: Final = 5_000
 MICROS: Final = 1_000
 
 
@@ -78,6 +79,7 @@ class Supervisor:
         self._asked: Cause | None = None
         self._last_signal_us: int | None = None
         self._leaves_now = False
+        self._give_up_us: int | None = None
         self.cause: Cause | None = None
 
     def supervise(self, work: Callable[[], T], look: Callable[[], None]) -> T:
@@ -99,7 +101,9 @@ class Supervisor:
                 if self._asked is not None and self.cause is None:
                     self._stop(self._asked)
                 if self._leaves_now:
-                    self._leave()
+                    self._leave(ExitCode.INTERRUPTED)
+                if self._give_up_us is not None and clock.now_us() >= self._give_up_us:
+                    self._leave(self.cause.exit_code if self.cause is not None else ExitCode.INTERNAL)
                 look()
         look()
         if thread.error is not None:
@@ -151,11 +155,14 @@ class Supervisor:
             self._session.output.note(f"endstop: the stop could not be recorded: {error}")
         else:
             calls = ", ".join(tool for _, tool in report.in_flight)
-            waits = f"; waiting for {calls}, press Ctrl-C again to leave at once" if calls else ""
+            hint = ", press Ctrl-C again to leave at once" if cause.exit_code == ExitCode.INTERRUPTED else ""
+            waits = f"; waiting for {calls}{hint}" if calls else ""
             self._session.output.note(f"endstop: {cause.reason}: the run is stopped{waits}")
+        if cause.exit_code != ExitCode.INTERRUPTED:
+            self._give_up_us = self._session.clock.now_us() + GRACE_MS * MICROS
         self.cause = cause
 
-    def _leave(self) -> None:
+    def _leave(self, code: int) -> None:
         """End the process with the envelope on stdout, without waiting for any thread."""
         from endstop.core.codec import envelope_json
 
@@ -164,9 +171,14 @@ class Supervisor:
         envelope = None if record is None else record.envelope
         if output.as_json:
             output.json(
-                {"run_id": self._run_id, "envelope": None if envelope is None else envelope_json(envelope)}
+                {
+                    "run_id": self._run_id, "success": False, "started": True,
+                    "state": None if record is None else record.state.value,
+                    "terminal_reason": None if envelope is None else envelope.terminal_reason.value,
+                    "exit_code": int(code), "envelope": None if envelope is None else envelope_json(envelope),
+                }
             )  # fmt: skip
         elif envelope is not None:
-            output.line(f"{envelope.run_id}  {envelope.terminal_reason}")
-        output.note("endstop: left at once; calls in flight are in doubt, see `endstop reconcile`")
-        os._exit(ExitCode.INTERRUPTED)
+            output.facts([("run", envelope.run_id), ("ended", envelope.terminal_reason.value)])
+        output.note("endstop: left with calls in flight; they are in doubt, see `endstop reconcile`")
+        os._exit(code)

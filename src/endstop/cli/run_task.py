@@ -77,8 +77,7 @@ def carry_out(session: Session, path: Path, options: RunOptions) -> int:
         if plan.known is not None and (not claim.is_ours or _is_taken(plan.known)):
             return _not_started(session, plan.known)
         if not claim.is_ours:
-            session.output.note(f"endstop: run {run_id} is being started by another process; nothing was started")
-            return ExitCode.DONE
+            return _elsewhere(session, run_id)
         if plan.known is not None:
             refuse_frozen(guard, plan.known)
             session.output.note(f"endstop: run {run_id} goes on ({plan.known.state})")
@@ -171,6 +170,15 @@ def _not_started(session: Session, known: RunRecord) -> int:
         session.output.note(f"endstop: run {known.run_id} is at work elsewhere ({known.state}); nothing was started")
     _report(session, known, known.envelope, known.output, code or 0, started=False)
     return code or ExitCode.DONE
+
+
+def _elsewhere(session: Session, run_id: str) -> int:
+    """Another process is about to start this run, and has not written it yet."""
+    session.output.note(f"endstop: run {run_id} is being started by another process; nothing was started")
+    if session.output.as_json:
+        body = {"run_id": run_id, "success": False, "started": False, "state": None, "exit_code": 0, "run": None}
+        session.output.json(body)
+    return ExitCode.DONE
 
 
 # -- During

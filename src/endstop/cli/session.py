@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from endstop.runtime.clock import Clock
 
 __all__ = [
-    "ACTOR", "JSON_OPTION", "NO_COLOR_OPTION", "REASON", "STORE_OPTION", "Session", "can_ask", "examples", "name_value",
-    "sqlite_path", "verb",
+    "ACTOR", "JSON_OPTION", "NO_COLOR_OPTION", "REASON", "STORE_OPTION", "Session", "Shared", "ask", "can_ask",
+    "confirm", "examples", "name_value", "needs_terminal", "sqlite_path", "verb",
 ]  # fmt: skip
 
 C = TypeVar("C", bound=Callable[..., object])
@@ -73,6 +73,23 @@ def sqlite_path(url: str) -> Path | None:
 def can_ask() -> bool:
     """Whether a person sits here: questions are seen, and answers come from a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(question: str) -> str:
+    """One answer of a person; the question goes to stderr. Raises Abort at the end of input."""
+    # Not `click.prompt`, which leaves a space on stdout for every question.
+    sys.stderr.write(f"{question} ")
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise click.Abort
+    return line.strip()
+
+
+def confirm(question: str) -> None:
+    """Go on when a person says yes; raises Abort otherwise."""
+    if ask(f"{question} [y/N]").lower() not in ("y", "yes"):
+        raise click.Abort
 
 
 def examples(*lines: str) -> str:

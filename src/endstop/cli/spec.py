@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from endstop.cli.run_names import LAST
-from endstop.cli.session import Session, can_ask, examples, needs_terminal, verb
+from endstop.cli.session import Session, ask, can_ask, examples, needs_terminal, verb
 from endstop.core.model import Spec
 from endstop.errors import SpecInvalidError, UsageError
 
@@ -113,13 +113,13 @@ def ask_spec(words: SpecWords) -> Spec:
 def _answer(name: str, question: str) -> str:
     trial = {known: "-" for known, _ in _QUESTIONS}
     while True:
-        text = click.prompt(question, default="", show_default=False, err=True)
+        text = ask(question)
         try:
-            Spec(**{**trial, name: str(text).strip()})
+            Spec(**{**trial, name: text})
         except SpecInvalidError as fault:
             click.echo(f"{fault}", err=True)
             continue
-        return str(text).strip()
+        return text
 
 
 def _read_spec(file: Path) -> Spec:

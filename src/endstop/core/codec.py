@@ -6,29 +6,34 @@ Times are RFC 3339 UTC in what people read (`*_json`) and integer microseconds i
 from __future__ import annotations
 
 import datetime
+import json
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from endstop.core.canonical import canonical_bytes
+from endstop.core.canonical import BYTES_MAX, canonical_bytes
 from endstop.core.envelope import CallNote, Envelope, LedgerSpan, OperationNote
 from endstop.core.model import Counters, Detail, Spec, ToolResult
 from endstop.core.policy import Limits
 from endstop.core.reasons import ErrorClass, NextAction, Reason
-from endstop.errors import NotCanonicalError, StoreCorruptError
+from endstop.errors import NotCanonicalError, StoreCorruptError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from endstop.core.model import Decision
     from endstop.core.records import OperationRecord, RunRecord
 
 __all__ = [
-    "decision_json", "envelope_data", "envelope_from", "envelope_json", "limits_from", "operation_json", "output_text", "result_data",
-    "result_from", "result_json", "rfc3339", "run_json", "spec_from",
+    "decision_json", "envelope_data", "envelope_from", "envelope_json", "limits_from", "operation_json", "output_text",
+    "result_data", "result_from", "result_json", "rfc3339", "run_json", "spec_from",
 ]  # fmt: skip
 
 Json = dict[str, object]
 RESULT_BYTES_MAX: Final = 64 * 1024
+OUTPUT_BYTES_MAX: Final = BYTES_MAX
+_BYTES_MARK: Final = b'{"$endstop":"bytes",'
 _OPTIONS: Final = orjson.OPT_SORT_KEYS
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -45,14 +50,26 @@ def rfc3339(at_us: int | None) -> str | None:
 
 def result_data(result: ToolResult[object]) -> tuple[bytes | None, str]:
     """A result as stored bytes and its kind: `inline`, or `applied_without_result` when it cannot be stored."""
-    body = {name: value for name, value in _result_fields(result).items() if value is not None and value is not False}
+    data = _exact_bytes(_result_fields(result))
+    if data is None or len(data) > RESULT_BYTES_MAX:
+        return None, "applied_without_result"
+    return data, "inline"
+
+
+def _exact_bytes(body: Json) -> bytes | None:
+    """`body` as JSON that gives the same values back; records become objects. None when a value would be lost."""
+    try:
+        data = orjson.dumps(body, option=_OPTIONS)
+        if orjson.loads(data) == body:
+            return data
+    except orjson.JSONEncodeError:
+        pass  # a type or a number that the canonical form knows and this encoder does not
     try:
         data = canonical_bytes(body)
     except NotCanonicalError:
-        return None, "applied_without_result"
-    if len(data) > RESULT_BYTES_MAX:
-        return None, "applied_without_result"
-    return data, "inline"
+        return None
+    # Of bytes the canonical form keeps a digest alone.
+    return None if _BYTES_MARK in data else data
 
 
 def result_from(data: bytes | None) -> ToolResult[object]:
@@ -63,15 +80,22 @@ def result_from(data: bytes | None) -> ToolResult[object]:
             message="this operation was applied before; its answer could not be kept",
         )  # fmt: skip
     try:
-        body = orjson.loads(data)
-        return replace(ToolResult(**body), replayed=True)
-    except (orjson.JSONDecodeError, TypeError, ValueError) as error:
+        body = json.loads(data)
+        reason = body.pop("reason", None)
+        return replace(ToolResult(**body), reason=None if reason is None else Reason(reason), replayed=True)
+    except (TypeError, ValueError, UsageError) as error:
         msg = "a stored result cannot be read: the operation is not run again; restore the store from a backup"
         raise StoreCorruptError(msg) from error
 
 
 def _result_fields(result: ToolResult[object]) -> Json:
-    return {item.name: getattr(result, item.name) for item in fields(result) if item.name != "replayed"}
+    """What is set of a result. `False` says nothing in a flag, and everything in a value."""
+    found = {item.name: getattr(result, item.name) for item in fields(result) if item.name != "replayed"}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and (value is not False or name in ("value", "side_effect_committed"))
+    }
 
 
 def result_json(result: ToolResult[object]) -> Json:
@@ -81,15 +105,21 @@ def result_json(result: ToolResult[object]) -> Json:
         body["warning"] = result.warning
     body["status"] = result.status.value
     for name, value in _result_fields(result).items():
-        if name not in ("status", "warning") and value is not None and value is not False:
+        if name not in ("status", "warning"):
             body[name] = value
     return body
 
 
 def output_text(value: object) -> str | None:
-    """A run's output as kept for review: text as it is, other JSON values as canonical JSON, else None."""
-    if value is None or isinstance(value, str):
-        return value
+    """A run's output as kept for review: text as it is, other JSON values as canonical JSON, else None.
+
+    None also for what is larger than `OUTPUT_BYTES_MAX`.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        text = value if value.isascii() else value.encode("utf-8", "replace").decode()
+        return text if len(text.encode()) <= OUTPUT_BYTES_MAX else None
     try:
         return canonical_bytes(value).decode()
     except NotCanonicalError:
@@ -127,17 +157,19 @@ def envelope_from(data: bytes) -> Envelope:
         raise StoreCorruptError(msg) from error
 
 
-def _detail_from(body: Json) -> Detail:
+def _detail_from(body: Mapping[str, str | int | None]) -> Detail:
+    made: Callable[..., Detail] = Detail
     found = body.get("error_class")
-    return Detail(**{**body, "error_class": None if found is None else ErrorClass(found)})
+    return made(**{**body, "error_class": None if found is None else ErrorClass(str(found))})
 
 
 def _note_from(body: dict[str, object] | None) -> CallNote | None:
     if body is None:
         return None
+    made: Callable[..., CallNote] = CallNote
     args = body["args"]
     pairs = tuple((name, note) for name, note in args) if isinstance(args, list) else ()
-    return CallNote(**{**body, "args": pairs})
+    return made(**{**body, "args": pairs})
 
 
 def envelope_json(envelope: Envelope) -> Json:

@@ -321,8 +321,7 @@ def _committed(
         loop = f"same_call:{proposal.fingerprint}"
         trip = Trip(reason=Reason.SAME_CALL_REPEAT, guard="same_call", detail=found, loop=loop)
         climbed = climb(policy, evidence, trip)
-        if climbed.action is not Action.EXECUTE:
-            return climbed
+        return replace(climbed, action=Action.REPLAY) if climbed.warn else climbed
     return Verdict(action=Action.REPLAY, guard=loops.LEDGER_GUARD, detail=detail)
 
 

@@ -22,7 +22,9 @@ from endstop.errors import StoreCorruptError
 __all__ = [
     "ANSWERED_MAX",
     "ANSWERS_MAX",
+    "ANSWER_CHARS_KEPT",
     "CALLS_MAX",
+    "ENDED_CHARS_MAX",
     "NEEDS_CHANGE",
     "OPAQUE_VALUES_MAX",
     "PACKED_BYTES_MAX",
@@ -48,27 +50,29 @@ CALLS_MAX: Final = 64
 ANSWERS_MAX: Final = 4
 SOURCES_MAX: Final = 32
 VERSIONS_MAX: Final = 64  # opaque values of one source
-OPAQUE_VALUES_MAX: Final = 128  # opaque values of all sources
-STREAKS_MAX: Final = 32
-RUNGS_MAX: Final = 24
+OPAQUE_VALUES_MAX: Final = 64  # opaque values of all sources
+STREAKS_MAX: Final = 24
+RUNGS_MAX: Final = 16
 RUNG_STEPS_KEPT: Final = 16
 POLLS_MAX: Final = 32
 WAITS_MAX: Final = 32
 PENDING_MAX: Final = 64
-TURNS_OPEN_MAX: Final = 64
+TURNS_OPEN_MAX: Final = 32
 ROUNDS_MAX: Final = 8
-ROUND_CALLS_MAX: Final = 96  # calls of all remembered rounds
+ROUND_CALLS_MAX: Final = 64  # calls of all remembered rounds
 ANSWERED_MAX: Final = 32
 NAME_CHARS_KEPT: Final = 40
 VERSION_CHARS_KEPT: Final = 20
+ANSWER_CHARS_KEPT: Final = 16
+ENDED_CHARS_MAX: Final = 500
 NEEDS_CHANGE: Final = -1
 PACKED_BYTES_MAX: Final = 64 * 1024
 FORMAT: Final = 1
 
 
-def call_symbol(call_id: str) -> int:
-    """A short stand-in for a call's id, where telling two ids of one message apart is all that is asked."""
-    return zlib.crc32(call_id.encode("utf-8", "replace"))
+def call_symbol(name: str) -> int:
+    """A short stand-in for the id of a call or a round, where telling two neighbours apart is all that is asked."""
+    return zlib.crc32(name.encode("utf-8", "replace"))
 
 
 def short_name(name: str) -> str:
@@ -143,7 +147,8 @@ class Evidence:
     runs: list[int] = field(default_factory=list)
     last: LastAnswer | None = None
     # -- the epoch's memory
-    calls: dict[str, dict[str, int]] = field(default_factory=dict)  # both levels: used last at the end
+    # -- calls, and of each the heads of its answers with their counts; at both levels what was used last stands last
+    calls: dict[str, dict[str, int]] = field(default_factory=dict)
     evictions: int = 0
     stall: int = 0
     stall_round: str | None = None
@@ -152,7 +157,7 @@ class Evidence:
     row_calls: list[str] = field(default_factory=list)
     row_round: str | None = None
     streaks: dict[str, int] = field(default_factory=dict)
-    streak_rounds: dict[str, str] = field(default_factory=dict)
+    streak_rounds: dict[str, int] = field(default_factory=dict)
     polls: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     # -- progress
     versions: dict[str, int | list[str]] = field(default_factory=dict)
@@ -214,7 +219,7 @@ class Evidence:
                 raise StoreCorruptError(msg)
             evidence = cls(**dict(zip(_FIELD_NAMES, values, strict=True)))
             _restore(evidence)
-        except (orjson.JSONDecodeError, TypeError, ValueError, KeyError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             msg = "the stored run state cannot be read: restore the store from a backup, the run is refused"
             raise StoreCorruptError(msg) from error
         return evidence

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from endstop.core import loops
 from endstop.core.evidence import (
+    ANSWER_CHARS_KEPT,
     ANSWERED_MAX,
     ANSWERS_MAX,
     CALLS_MAX,
+    ENDED_CHARS_MAX,
     OPAQUE_VALUES_MAX,
     PENDING_MAX,
     POLLS_MAX,
@@ -171,14 +173,14 @@ def turn_let_through(evidence: Evidence, proposal: TurnProposal) -> None:
     if proposal.is_retry:
         evidence.retries += 1
     held = (proposal.tokens_bound or 0, proposal.nanos_bound or 0)
-    evidence.turns_open[proposal.call_id] = held
+    evidence.turns_open[short_name(proposal.call_id)] = held
     evidence.held_tokens += held[0]
     evidence.held_nanos += held[1]
 
 
 def turn_settled(evidence: Evidence, call_id: str, usage: Usage, spend_nanos: int) -> None:
     """A model call has ended: the hold is given back, what it used is posted."""
-    tokens, nanos = evidence.turns_open.pop(call_id, (0, 0))
+    tokens, nanos = evidence.turns_open.pop(short_name(call_id), (0, 0))
     evidence.held_tokens -= tokens
     evidence.held_nanos -= nanos
     evidence.input_tokens += usage.input_tokens
@@ -226,7 +228,7 @@ def ended(evidence: Evidence, reason: Reason, message: str, now_us: int) -> None
     """The latch: every later call of this generation is refused."""
     paused(evidence, now_us)
     evidence.ended = reason.value
-    evidence.ended_message = message
+    evidence.ended_message = message[:ENDED_CHARS_MAX]
 
 
 def resumed(evidence: Evidence, now_us: int) -> None:
@@ -317,9 +319,7 @@ def _bound_opaque_values(evidence: Evidence) -> None:
     lists = [values for values in evidence.versions.values() if isinstance(values, list)]
     excess = sum(map(len, lists)) - OPAQUE_VALUES_MAX
     for values in lists:
-        if excess <= 0:
-            return
-        dropped = min(excess, len(values))
+        dropped = max(0, min(excess, len(values)))
         del values[:dropped]
         evidence.evictions += dropped
         excess -= dropped
@@ -403,6 +403,7 @@ def _fold_trail(evidence: Evidence, seen: Observation, limits: Limits) -> None:
 
 def _remember(evidence: Evidence, fingerprint: str, answer: str) -> None:
     """The calls used last, with their answers used last. Every call in the trail stands in this memory too."""
+    answer = answer[:ANSWER_CHARS_KEPT]
     answers = evidence.calls.pop(fingerprint, None)
     if answers is None:
         evidence.calls[fingerprint] = {answer: 1}
@@ -449,16 +450,16 @@ def _fold_streak(evidence: Evidence, seen: Observation) -> None:
         if not seen.failed:
             _clear_streaks(evidence, seen.tool)
         return
-    if seen.error_class not in loops.UNCOUNTED_CLASSES:
-        _advance_streak(evidence, loops.streak_key(seen.tool, seen.error_class, seen.error_symbol), seen.round_id)
+    # The classes that do not count are no evidence, and never come here.
+    _advance_streak(evidence, loops.streak_key(seen.tool, seen.error_class, seen.error_symbol), seen.round_id)
 
 
 def _advance_streak(evidence: Evidence, key: str, round_id: str | None) -> None:
-    if round_id is not None and evidence.streak_rounds.get(key) == round_id:
+    if round_id is not None and evidence.streak_rounds.get(key) == call_symbol(round_id):
         return
     _put(evidence, evidence.streaks, key, evidence.streaks.get(key, 0) + 1, STREAKS_MAX)
     if round_id is not None:
-        _put(evidence, evidence.streak_rounds, key, round_id, STREAKS_MAX)
+        _put(evidence, evidence.streak_rounds, key, call_symbol(round_id), STREAKS_MAX)
 
 
 def _clear_streaks(evidence: Evidence, tool: str) -> None:

@@ -20,12 +20,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CHARS_MAX", "MASKED_CHARS_MAX", "Sketch", "alike", "sketch"]
+__all__ = ["CHARS_MAX", "MASKED_CHARS_MAX", "TOKENS_MAX", "Sketch", "alike", "sketch"]
 
 WORDS_MIN: Final = 5
 CHARS_MAX: Final = 8_000
 MASKED_CHARS_MAX: Final = 32_000
 OVERLAP_PERCENT_MIN: Final = 70
+TOKENS_MAX: Final = 2_000
 _HASH_BYTES: Final = 3
 _HASH_MASK: Final = 0xFFFFFF
 
@@ -47,7 +48,8 @@ _TOKENS: Final = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sketch:
     """The masked words and numbers of one answer. `whole` is a digest of both multisets; `words` and `numbers` hold
-    sorted hashes (repeated by count), and are empty with `long` when the text has more than `CHARS_MAX` characters."""
+    sorted hashes (repeated by count), and are empty with `long` when the text has more than `CHARS_MAX` characters or
+    `TOKENS_MAX` words and numbers."""
 
     whole: str
     words: tuple[int, ...] = ()
@@ -77,7 +79,7 @@ def sketch(text: str | bytes) -> Sketch | None:
     words.sort()
     numbers.sort()
     whole = hashlib.sha256(repr((words, numbers)).encode()).hexdigest()[:32]
-    if len(plain) > CHARS_MAX:
+    if len(plain) > CHARS_MAX or len(words) + len(numbers) > TOKENS_MAX:
         return Sketch(whole=whole, long=True)
     return Sketch(whole=whole, words=tuple(words), numbers=tuple(numbers))
 

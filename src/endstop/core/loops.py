@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from endstop.core.canonical import digest
 from endstop.core.events import GO, Verdict
-from endstop.core.evidence import short_name
+from endstop.core.evidence import call_symbol, short_name
 from endstop.core.ladder import Trip, climb
 from endstop.core.model import Detail
 from endstop.core.reasons import Action, Effect, ErrorClass, Reason, Status
@@ -184,7 +184,7 @@ def refusal_keys(tool: str, reason: Reason | None, detail: Detail) -> tuple[str,
 
 
 def _advance(evidence: Evidence, key: str, round_id: str | None) -> int:
-    return 0 if round_id is not None and evidence.streak_rounds.get(key) == round_id else 1
+    return 0 if round_id is not None and evidence.streak_rounds.get(key) == call_symbol(round_id) else 1
 
 
 def after(policy: Policy, evidence: Evidence, seen: Observation, tool: ToolPolicy) -> Verdict:

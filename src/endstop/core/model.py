@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from endstop.core.reasons import Action, Change, ErrorClass, Reason, Status
+from endstop.core.reasons import Action, Change, ErrorClass, OptionalWord, Reason, Status, Word
 from endstop.core.slots import filled_by_slot
 from endstop.errors import SpecInvalidError, UsageError
 
 if TYPE_CHECKING:
     from endstop.core.envelope import Envelope
-    from endstop.core.reasons import OptionalWord, Word
 
 __all__ = [
     "NO_DETAIL",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from endstop.core import likeness, loops
 from endstop.core.canonical import canonical_bytes, digest, drop_paths, plain_value, value_at
 from endstop.core.events import Observation
-from endstop.core.evidence import NEEDS_CHANGE, kept_version
+from endstop.core.evidence import ANSWER_CHARS_KEPT, NEEDS_CHANGE, kept_version
 from endstop.core.model import COUNT_MAX, ToolResult, Version
 from endstop.core.propose import progress_source
 from endstop.core.reasons import Effect, ErrorClass, Status
@@ -139,8 +139,9 @@ def observe(evidence: Evidence, proposal: Proposal, measured: Measured, now_us: 
     if measured.version is not None:
         news, changed = progress, False
     else:
-        news = known is None or known.get(answer, 0) < 2  # noqa: PLR2004  # the rule: it gave that answer twice
-        changed = known is not None and answer not in known
+        head = answer[:ANSWER_CHARS_KEPT]
+        news = known is None or known.get(head, 0) < 2  # noqa: PLR2004  # the rule: it gave that answer twice
+        changed = known is not None and head not in known
     wait_ms = measured.retry_after_ms
     not_before_us = wait_ms if wait_ms is None or wait_ms == NEEDS_CHANGE else now_us + wait_ms * 1_000
     return Observation(

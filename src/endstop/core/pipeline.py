@@ -15,20 +15,29 @@ from typing import TYPE_CHECKING, Final
 
 from endstop.core.answers import answer_to_refusal, failure_of
 from endstop.core.codec import result_from
-from endstop.core.commands import Execute, Flow, Recall, RecoverOwner, Remember, Returned, Transact, perform
+from endstop.core.commands import Execute, Flow, NotSent, Recall, RecoverOwner, Remember, Returned, Transact, perform
 from endstop.core.messages import warning_of
+from endstop.core.model import ToolResult
 from endstop.core.observe import as_result, checked, measure
-from endstop.core.reasons import Action, Effect, ErrorClass, Reason
+from endstop.core.reasons import Action, Effect, ErrorClass, Reason, Status
 from endstop.core.steps import CallReserved, CallSettled, LoseCall, ReserveCall, SettleCall
 from endstop.core.transitions import OperationState
-from endstop.errors import InvariantError, OutcomeUnknownError, RunHalted
+from endstop.errors import (
+    CommitUnknownError,
+    EndstopError,
+    InvariantError,
+    OutcomeUnknownError,
+    RunHalted,
+    StoreError,
+    StoreUnavailableError,
+)
 
 if TYPE_CHECKING:
     from endstop.core.envelope import Envelope
     from endstop.core.events import Proposal, Verdict
-    from endstop.core.model import ToolResult
     from endstop.core.observe import Measured
     from endstop.core.policy import Policy, ToolPolicy
+    from endstop.core.records import OperationRecord
 
 __all__ = ["CallRequest", "guarded_call", "halted"]
 
@@ -48,6 +57,7 @@ class CallRequest:
     run_key: bytes = field(repr=False)
     call: Callable[[], object] = field(repr=False)
     now_us: Callable[[], int] = field(repr=False)
+    generation: int | None = None
     schema_check: Callable[[object], str | None] | None = field(default=None, repr=False)
     input_digest: str = ""
     actor: str = "agent"
@@ -63,60 +73,119 @@ def halted(envelope: Envelope | None) -> RunHalted:
 
 def guarded_call(request: CallRequest) -> Flow[ToolResult[object]]:
     """Guard one tool call. Gives the result; raises RunHalted, OutcomeUnknownError or the tool's own exception."""
-    proposal = request.proposal
     # 1. Reserve: decided and durable before one byte leaves. A dead owner is recovered once, then asked again.
     reserved = yield from _reserve(request)
     blocker = reserved.stored
-    if reserved.verdict.reason is Reason.IN_PROGRESS and blocker is not None:
-        if (yield from perform(RecoverOwner(operation=blocker))):
-            reserved = yield from _reserve(request)
+    in_progress = reserved.verdict.reason is Reason.IN_PROGRESS
+    if in_progress and blocker is not None and (yield from perform(RecoverOwner(operation=blocker))):
+        reserved = yield from _reserve(request)
     if reserved.verdict.action is not Action.EXECUTE:
         return (yield from _not_executed(request, reserved))
     # 2. Execute, outside any transaction. Whatever breaks in here leaves the outcome open.
-    try:
-        returned: Returned = yield from perform(
-            Execute(
-                proposal=proposal, operation=reserved.operation, call=request.call,
-                deadline_us=_deadline(request, reserved),
-            )
-        )  # fmt: skip
-    except BaseException as signal:
-        yield from perform(
-            Transact(
-                step=LoseCall(
-                    run_id=request.run_id, now_us=request.now_us(), proposal=proposal, operation=reserved.operation,
-                    cause=type(signal).__name__, actor=request.actor,
-                )
-            )
-        )  # fmt: skip
-        raise
+    outcome = yield from _execute(request, reserved)
     # 3. Settle: outcome, evidence, entry and the decision that follows, in one transaction.
-    result, measured, lost = _judged(request, returned)
-    settled: CallSettled = yield from perform(
-        Transact(
-            step=SettleCall(
-                run_id=request.run_id, now_us=request.now_us(), policy=request.policy, tool=request.tool,
-                proposal=proposal, measured=measured, result=result, operation=reserved.operation,
-                took_us=returned.took_us, lost=lost, actor=request.actor,
-            )
-        )
-    )  # fmt: skip
+    settled = yield from _settle(request, reserved.operation, outcome)
     # 4. What follows.
-    return (yield from _after(request, reserved.verdict, settled, result, returned.error))
+    return (yield from _after(request, reserved.verdict, settled, outcome))
 
 
 def _reserve(request: CallRequest) -> Flow[CallReserved]:
-    return (
+    step = ReserveCall(
+        run_id=request.run_id, now_us=request.now_us(), policy=request.policy, proposal=request.proposal,
+        operation_id=request.operation_id, owner_id=request.owner_id, generation=request.generation,
+        input_digest=request.input_digest, actor=request.actor,
+    )  # fmt: skip
+    try:
+        return (yield from perform(Transact(step=step)))
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        # Unless the store says that nothing was written, the intent may be durable; the tool was not called.
+        if isinstance(error, CommitUnknownError) or not isinstance(error, EndstopError):
+            yield from _lose(request, None, error, sent=False)
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """How the tool ended: its result and digests, its own exception, and whether a side effect stays open."""
+
+    result: ToolResult[object] = field(repr=False)
+    measured: Measured
+    lost: bool
+    error: Exception | None
+    took_us: int
+
+
+def _execute(request: CallRequest, reserved: CallReserved) -> Flow[_Outcome]:
+    try:
+        returned: Returned = yield from perform(
+            Execute(
+                proposal=request.proposal, operation=reserved.operation, call=request.call,
+                deadline_us=_deadline(request, reserved),
+            )
+        )  # fmt: skip
+        return _judged(request, returned)
+    except GeneratorExit:
+        raise
+    except NotSent as stop:
+        yield from _lose(request, reserved.operation, stop.signal, sent=False)
+        raise stop.signal from None
+    except Exception as error:
+        yield from _lose(request, reserved.operation, error, sent=True)
+        raise _open_ended(request, reserved.operation, error) from error
+    except BaseException as signal:
+        yield from _lose(request, reserved.operation, signal, sent=True)
+        raise
+
+
+def _settle(request: CallRequest, operation: OperationRecord | None, outcome: _Outcome) -> Flow[CallSettled]:
+    step = SettleCall(
+        run_id=request.run_id, now_us=request.now_us(), policy=request.policy, tool=request.tool,
+        proposal=request.proposal, measured=outcome.measured, result=outcome.result, operation=operation,
+        took_us=outcome.took_us, lost=outcome.lost, actor=request.actor,
+    )  # fmt: skip
+    try:
+        try:
+            return (yield from perform(Transact(step=step)))
+        except StoreUnavailableError:
+            # Nothing was written, and what the tool did is known now and never again.
+            return (yield from perform(Transact(step=step)))
+    except GeneratorExit:
+        raise
+    except Exception as error:
+        yield from _lose(request, operation, error, sent=True)
+        raise _open_ended(request, operation, error) from error
+    except BaseException as signal:
+        yield from _lose(request, operation, signal, sent=True)
+        raise
+
+
+def _lose(request: CallRequest, operation: OperationRecord | None, cause: BaseException, *, sent: bool) -> Flow[None]:
+    """Record that the call has no outcome. When that fails too, its record stays "executing", which blocks as well."""
+    try:
         yield from perform(
             Transact(
-                step=ReserveCall(
-                    run_id=request.run_id, now_us=request.now_us(), policy=request.policy,
-                    proposal=request.proposal, operation_id=request.operation_id, owner_id=request.owner_id,
-                    input_digest=request.input_digest, actor=request.actor,
+                step=LoseCall(
+                    run_id=request.run_id, now_us=request.now_us(), proposal=request.proposal, operation=operation,
+                    operation_id=request.operation_id, owner_id=request.owner_id, cause=type(cause).__name__, sent=sent,
+                    actor=request.actor,
                 )
             )
-        )
-    )  # fmt: skip
+        )  # fmt: skip
+    except StoreError as error:
+        cause.add_note(f"the ledger could not record that call {request.proposal.call_id} ended so: {error}")
+
+
+def _open_ended(request: CallRequest, operation: OperationRecord | None, error: Exception) -> Exception:
+    """What is raised when a call ran and its outcome could not be recorded: for a write, that it is unknown."""
+    if operation is None or request.tool.effect is not Effect.WRITE:
+        return error
+    msg = (
+        f"operation {operation.operation_id} of tool {request.proposal.tool} was sent and its outcome could not be "
+        "recorded: it is not sent again; settle it with a probe or by hand (endstop ops)"
+    )
+    return OutcomeUnknownError(msg, operation.operation_id)
 
 
 def _deadline(request: CallRequest, reserved: CallReserved) -> int:
@@ -140,17 +209,22 @@ def _not_executed(request: CallRequest, reserved: CallReserved) -> Flow[ToolResu
         twin = yield from perform(
             Recall(round_id=request.proposal.round_id or "", fingerprint=request.proposal.fingerprint)
         )
-        return twin if twin is not None else answer_to_refusal(verdict, request.now_us())
+        return answer_to_refusal(verdict, request.now_us()) if twin is None else replace(twin, replayed=True)
     if verdict.action is Action.REPLAY:
         stored = reserved.stored
         if stored is None:
             msg = "a replay without a stored operation"
             raise InvariantError(msg)
+        if stored.state is OperationState.CANCELLED:
+            return ToolResult(
+                status=Status.POLICY_BLOCKED, error_class=ErrorClass.GUARD_BLOCKED, operation_id=stored.operation_id,
+                message="this operation was withdrawn before it was sent", replayed=True,
+            )  # fmt: skip
         return replace(result_from(stored.result), operation_id=stored.operation_id)
     return answer_to_refusal(verdict, request.now_us())
 
 
-def _judged(request: CallRequest, returned: Returned) -> tuple[ToolResult[object], Measured, bool]:
+def _judged(request: CallRequest, returned: Returned) -> _Outcome:
     """The result that is settled, its digests, and whether a side effect's outcome stays open."""
     lost = False
     if returned.error is not None:
@@ -161,32 +235,31 @@ def _judged(request: CallRequest, returned: Returned) -> tuple[ToolResult[object
         result = checked(raw, request.tool, broken)
     sketched = not request.tool.declared
     measured = measure(result, request.proposal, request.tool, key=request.run_key, sketched=sketched)
-    return result, measured, lost
+    return _Outcome(
+        result=result, measured=measured, lost=lost, error=returned.error, took_us=returned.took_us
+    )
 
 
 def _after(
-    request: CallRequest,
-    verdict: Verdict,
-    settled: CallSettled,
-    result: ToolResult[object],
-    error: Exception | None,
+    request: CallRequest, verdict: Verdict, settled: CallSettled, outcome: _Outcome
 ) -> Flow[ToolResult[object]]:
     """Go on, or stop; a tool's own exception is raised again, and an open outcome as what it is."""
-    proposal, operation = request.proposal, settled.operation
+    proposal, operation, result, error = request.proposal, settled.operation, outcome.result, outcome.error
     if settled.envelope is not None and settled.envelope.terminal_reason is not Reason.COMPLETE:
         raise halted(settled.envelope) from error
     if error is not None:
         if operation is not None and result.error_class is ErrorClass.OUTCOME_UNKNOWN:
             msg = (
-                f"operation {operation.operation_id} of tool {proposal.tool} is {operation.state}: it may have happened. "
-                "It is not sent again; settle it with a probe or by hand (endstop ops)"
+                f"operation {operation.operation_id} of tool {proposal.tool} is {operation.state}: it may have "
+                "happened. It is not sent again; settle it with a probe or by hand (endstop ops)"
             )
             raise OutcomeUnknownError(msg, operation.operation_id) from error
         raise error
     warning = warning_of(verdict, proposal.effect) or warning_of(settled.verdict, proposal.effect)
     if warning is not None or operation is not None:
         committed = result.side_effect_committed
-        if operation is not None and operation.state is OperationState.COMMITTED:
+        is_write = proposal.effect is Effect.WRITE
+        if is_write and operation is not None and operation.state is OperationState.COMMITTED:
             committed = True
         result = replace(
             result,

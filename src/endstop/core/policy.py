@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from string import Formatter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from endstop.core.canonical import canonical_bytes, digest_of
-from endstop.core.reasons import Effect, OutcomeClass
-from endstop.errors import PolicyInvalidError
+from endstop.core.reasons import Effect, OptionalWord, OutcomeClass, Word
+from endstop.errors import NotCanonicalError, PolicyInvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from endstop.core.reasons import OptionalWord, Word
 
 __all__ = ["NO_TOOL_POLICY", "RUNGS", "SCOPES", "Limits", "Policy", "ToolPolicy", "stricter"]
 
@@ -146,7 +146,7 @@ class ToolPolicy:
         # 4. A schema is kept as canonical text, so that a policy stays hashable and comparable.
         schema: object = self.result_schema
         if schema is not None and not isinstance(schema, str):
-            put(self, "result_schema", canonical_bytes(schema).decode())
+            put(self, "result_schema", _schema_text(schema))
         if self.owes_data is None:
             put(self, "owes_data", self.effect in (Effect.READ, Effect.POLL))
 
@@ -202,6 +202,15 @@ def _names(field_name: str, value: object) -> tuple[str, ...]:
     return names
 
 
+def _schema_text(schema: object) -> str:
+    try:
+        return canonical_bytes(schema).decode()
+    except NotCanonicalError as error:
+        msg = f"tool policy field result_schema is no JSON Schema: {error}"
+        raise PolicyInvalidError(msg) from error
+
+
+@lru_cache(maxsize=TOOLS_MAX)
 def _template_names(template: str) -> tuple[str, ...]:
     try:
         parts = list(Formatter().parse(template))

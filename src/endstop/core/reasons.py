@@ -7,6 +7,7 @@ command line read it; nothing else decides an exit code.
 from __future__ import annotations
 
 from enum import StrEnum
+from types import UnionType
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 __all__ = [
@@ -52,6 +53,21 @@ if TYPE_CHECKING:
         def __get__(self, instance: object, owner: object) -> W | None: ...
         def __get__(self, instance: object, owner: object) -> W | Self | None: ...
         def __set__(self, instance: object, value: W | str | None) -> None: ...
+
+else:
+    # For whoever reads annotations at run time (a JSON Schema is made of them), a word is its enum.
+
+    class Word:
+        """See above."""
+
+        def __class_getitem__(cls, kind: type[StrEnum]) -> type[StrEnum]:
+            return kind
+
+    class OptionalWord:
+        """See above."""
+
+        def __class_getitem__(cls, kind: type[StrEnum]) -> UnionType:
+            return kind | None
 
 
 class Action(StrEnum):

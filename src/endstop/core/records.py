@@ -180,12 +180,11 @@ class RunTransaction:
     def append(self, kind: str, now_us: int, fields: dict[str, object], *, actor: str = "agent") -> int:
         """Add one entry of type `kind` and return its number within the run."""
         seq = self.next_seq
-        self.entries.append(
-            entry_bytes(
-                kind, ledger=self.ledger, run_id=self.run_id, seq=seq, ts_us=now_us, actor=safe_name(actor),
-                policy=self.policy_digest, generation=self.generation, fields=fields,
-            )  # fmt: skip
-        )
+        leaf = entry_bytes(
+            kind, ledger=self.ledger, run_id=self.run_id, seq=seq, ts_us=now_us, actor=safe_name(actor),
+            policy=self.policy_digest, generation=self.generation, fields=fields,
+        )  # fmt: skip
+        self.entries.append(leaf)
         self.next_seq = seq + 1
         return seq
 

@@ -194,23 +194,26 @@ class FreezeRun(Step[RunState]):
 
     def apply(self, txn: RunTransaction) -> RunState:
         """Change running to frozen or back; any other state stays, and so does a freeze that another order holds."""
-        here = RunState.RUNNING if self.frozen else RunState.FROZEN
-        if txn.state is here and self.frozen is (txn.controls.frozen is not None):
-            _show_frozen(txn, self.now_us, frozen=self.frozen, actor=self.actor)
+        if txn.state in (RunState.RUNNING, RunState.FROZEN):
+            _show_freeze(txn, self.now_us, frozen=self.frozen or txn.controls.frozen is not None, actor=self.actor)
         return txn.state
 
 
-def _show_frozen(txn: RunTransaction, now_us: int, *, frozen: bool, actor: str) -> None:
-    txn.state = run_next(txn.state, RunEvent.FREEZE if frozen else RunEvent.UNFREEZE)
-    txn.evidence.frozen = frozen
-    txn.append("control", now_us, {"order": "freeze" if frozen else "unfreeze"}, actor=actor)
-    txn.row_changed = txn.evidence_changed = True
+def _show_freeze(txn: RunTransaction, now_us: int, *, frozen: bool, actor: str) -> None:
+    """Let state and evidence of a live run say whether it is frozen."""
+    if frozen is not (txn.state is RunState.FROZEN):
+        txn.state = run_next(txn.state, RunEvent.FREEZE if frozen else RunEvent.UNFREEZE)
+        txn.row_changed = True
+    if frozen is not txn.evidence.frozen:
+        txn.evidence.frozen = frozen
+        txn.append("control", now_us, {"order": "freeze" if frozen else "unfreeze"}, actor=actor)
+        txn.row_changed = txn.evidence_changed = True
 
 
 def _see_freeze(txn: RunTransaction, now_us: int) -> None:
     """A run that starts to run again shows a freeze that was ordered, or lifted, meanwhile."""
-    if txn.state is RunState.RUNNING and txn.controls.frozen is not None:
-        _show_frozen(txn, now_us, frozen=True, actor=txn.controls.frozen.actor)
+    order = txn.controls.frozen
+    _show_freeze(txn, now_us, frozen=order is not None, actor="operator" if order is None else order.actor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +229,8 @@ class SeeOrders(Step["Envelope | None"]):
         if txn.evidence.ended is None and kill is not None:
             verdict = Verdict(action=Action.STOP, reason=Reason.KILL_SWITCH, guard="kill")
             return end_run(txn, verdict, self.now_us, actor=kill.actor, message=kill.reason)
-        _see_freeze(txn, self.now_us)
+        if txn.state is RunState.RUNNING:
+            _see_freeze(txn, self.now_us)
         return txn.envelope if txn.evidence.ended is not None else None
 
 
@@ -288,6 +292,7 @@ class ResumeRun(Step[int]):
         limits = self._limits(txn, limit_name, value)
         txn.limits = limits
         txn.state = run_next(txn.state, RunEvent.RESUME)
+        _see_freeze(txn, self.now_us)
         txn.generation += 1
         fold.resumed(txn.evidence, self.now_us)
         # Nobody is inside yet: time starts when a worker joins.
@@ -305,7 +310,6 @@ class ResumeRun(Step[int]):
             actor=self.actor,
         )  # fmt: skip
         txn.row_changed = txn.evidence_changed = True
-        _see_freeze(txn, self.now_us)
         return txn.generation
 
     def _limits(self, txn: RunTransaction, limit_name: str | None, value: int | None) -> Limits:
@@ -383,7 +387,7 @@ class RecoverRun(Step[Recovered]):
                 self.now_us,
                 {
                     "lost": lost, "ops": [item.operation_id for item in doubts][:ENTRY_NAMES_MAX],
-                    "owners": died[:ENTRY_NAMES_MAX], "state": txn.state.value,
+                    "owners": died, "state": txn.state.value,
                     "seen_us": self._seen_us(txn) if self._leaves_nobody(txn, someone_died=someone_died) else None,
                 },
                 actor=self.actor,

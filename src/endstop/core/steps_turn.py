@@ -142,6 +142,7 @@ class ReserveChild(Step[StepAnswer]):
     child_run_id: str
     parent_run_id: str
     depth: int
+    child_agent: str = ""
     generation: int | None = None
 
     def apply(self, txn: RunTransaction) -> StepAnswer:
@@ -155,7 +156,7 @@ class ReserveChild(Step[StepAnswer]):
             txn.children.append(
                 ChildRecord(
                     run_id=self.child_run_id, root_run_id=txn.run_id, parent_run_id=self.parent_run_id,
-                    depth=self.depth, agent=self.proposal.agent, created_at_us=self.now_us,
+                    depth=self.depth, agent=self.child_agent or self.proposal.agent, created_at_us=self.now_us,
                 )
             )  # fmt: skip
         return _reserved(txn, verdict, self.proposal, "child", self.now_us, policy, self.child_run_id)

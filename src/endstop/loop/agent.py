@@ -11,20 +11,21 @@ message. What they keep to:
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from endstop.core.envelope import Envelope
 from endstop.core.model import Counters
-from endstop.core.reasons import ENDINGS, Reason
-from endstop.errors import RunHalted, RunStopped, StoreError, UsageError
+from endstop.core.reasons import ENDINGS, Reason, RunState
+from endstop.errors import InvariantError, RunHalted, RunStopped, StoreError, UsageError
 from endstop.loop.conversation import Item, ToolOffer, UserText
 from endstop.loop.model import open_model
 from endstop.loop.rounds import Toolbox, answer_round
-from endstop.loop.turns import LoopEvent, Turns
+from endstop.loop.turns import LoopEvent, RunFrozen, Turns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,9 +66,12 @@ def system_prompt(spec: Spec, extra: str = "") -> str:
         f"What this run does:\n{spec.what_it_does}",
         f"What this run does not do:\n{spec.what_it_does_not}",
         f"Done looks like:\n{spec.done_looks_like}",
-        "Every tool answers with a JSON object. Its `status` says what happened: `progress` and `complete` are good; "
-        "with `retryable` correct the cause first, trying the same again is refused; on any other status do not call "
-        "that tool again. When the task is done, or cannot be done, say so in plain text without calling a tool.",
+        (
+            "Every tool answers with a JSON object. Its `status` says what happened: `progress` and `complete` are "
+            "good; with `retryable` correct the cause first, trying the same again is refused; on any other status do "
+            "not call that tool again. When the task is done, or cannot be done, say so in plain text without calling "
+            "a tool."
+        ),
     ]
     if extra.strip():
         parts.append(extra)
@@ -135,18 +139,7 @@ class AgentLoop:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(work)
-        done: Future[LoopResult] = Future()
-
-        def in_thread() -> None:
-            try:
-                done.set_result(asyncio.run(work))
-            except BaseException as error:  # noqa: BLE001  # handed to the caller's thread below
-                done.set_exception(error)
-
-        thread = threading.Thread(target=in_thread, name="endstop-loop")
-        thread.start()
-        thread.join()
-        return done.result()
+        return _in_thread(work)
 
     async def arun(
         self,
@@ -163,22 +156,34 @@ class AgentLoop:
         try:
             async with scope as run:
                 entered = True
-                try:
-                    output = await self._work(run, items)
-                except RunHalted as signal:
-                    output = None
-                    self._tell(LoopEvent(kind="stop", reason=signal.envelope.terminal_reason))
-            return self._result(scope.run_id, items, output)
-        except RunStopped:
+                output, reason = await self._ended(run, items)
+        except RunStopped as stop:
             if not entered:
                 raise
-            return self._result(scope.run_id, items, None)
+            return self._result(scope.run_id, items, None, stop.envelope.terminal_reason, stop.envelope)
         except StoreError as error:
             if not entered:
                 raise
             return self._unrecorded(scope.run_id, items, error)
+        return self._result(scope.run_id, items, output, reason, None)
 
     # -- Parts
+
+    async def _ended(self, run: Run, items: list[Item]) -> tuple[str | None, Reason]:
+        """Work until the run is over, or goes no further for now; what it put out, and why it ended."""
+        try:
+            return await self._work(run, items), Reason.COMPLETE
+        except RunHalted as signal:
+            reason = signal.envelope.terminal_reason
+            self._tell(LoopEvent(kind="stop", reason=reason))
+            return None, reason
+        except RunFrozen:
+            self._tell(LoopEvent(kind="stop", reason=Reason.FROZEN))
+            return None, Reason.FROZEN
+        except StoreError as error:
+            # Nothing more is sent. Where the ledger answers again by now, it gets the end of the run.
+            run.end(Reason.LEDGER_UNAVAILABLE, str(error), guard="ledger")
+            raise
 
     async def _work(self, run: Run, items: list[Item]) -> str | None:
         turns = Turns(
@@ -193,40 +198,47 @@ class AgentLoop:
             # 2. Tools, through the guard; the run may end in here.
             if turn.tool_requests:
                 idle.clear()
-                answers, finished = await answer_round(run, self._toolbox, turn, turn_id, items, self._tell)
+                _, finished = await answer_round(run, self._toolbox, turn, turn_id, items, self._tell)
                 if finished is not None:
+                    if run.record().envelope is None:
+                        # The answer came out of the ledger: an earlier run had it, and this one is not over yet.
+                        run.complete(output=finished.output)
                     return finished.output
                 continue
             # 3. The end, or one more push.
-            if turn.stop_reason == "end_turn" and turn.text.strip():
-                run.complete(output=turn.text)
-                return turn.text
             if turn.stop_reason == "refusal":
                 run.end(Reason.POLICY_BLOCKED, "the model refused to go on", guard="model")
                 raise _halt_of(run)
-            idle.append(turn.text.strip())
-            if len(idle) >= EMPTY_REPLIES_MAX and len(set(idle[-EMPTY_REPLIES_MAX:])) == 1:
+            idle.append(turn.text)
+            if turn.stop_reason == "end_turn":
+                # An empty end says that the words before it were the last ones.
+                output = next((text for text in reversed(idle) if text.strip()), "")
+                run.complete(output=output)
+                return output
+            if len(idle) >= EMPTY_REPLIES_MAX and len({text.strip() for text in idle[-EMPTY_REPLIES_MAX:]}) == 1:
                 message = f"the model gave {EMPTY_REPLIES_MAX} equal replies without a call or an end"
                 run.end(Reason.NO_PROGRESS, message, guard="reply")
                 raise _halt_of(run)
-            if turn.stop_reason == "end_turn" and not turn.text.strip() and not idle[:-1]:
-                # An empty end is an end; an empty end after a push that asked for more is one too.
-                run.complete(output="")
-                return ""
             items.append(UserText(text=CONTINUE))
 
-    def _result(self, run_id: str, items: Sequence[Item], output: str | None) -> LoopResult:
-        record = self._guard.show(run_id)
-        envelope = record.envelope
-        reason = Reason.COMPLETE if envelope is None else envelope.terminal_reason
+    def _result(
+        self, run_id: str, items: Sequence[Item], output: str | None, reason: Reason, envelope: Envelope | None
+    ) -> LoopResult:
+        """The result of a run that is recorded. Success is what the record says, and nothing else."""
+        try:
+            record = self._guard.show(run_id)
+        except StoreError as error:
+            return self._unrecorded(run_id, items, error)
+        envelope = envelope or record.envelope
+        success = record.state is RunState.COMPLETE and envelope is not None
         return LoopResult(
-            success=envelope is not None and reason is Reason.COMPLETE,
+            success=success,
             run_id=run_id,
-            output=record.output if output is None and reason is Reason.COMPLETE else output,
+            output=(record.output if output is None else output) if success else None,
             turns=record.counters.turns,
             total_tokens=record.counters.input_tokens + record.counters.output_tokens,
             spend_nanos=record.counters.spend_nanos,
-            terminal_reason=reason,
+            terminal_reason=reason if envelope is None else envelope.terminal_reason,
             envelope=envelope,
             counters=record.counters,
             conversation=tuple(items),
@@ -251,7 +263,35 @@ class AgentLoop:
 
 def _halt_of(run: Run) -> RunHalted:
     run.check_open()
-    msg = "the run is still open"
-    raise UsageError(msg)
+    msg = "a run that was ended is still open"
+    raise InvariantError(msg)
 
 
+def _in_thread(work: Coroutine[object, object, LoopResult]) -> LoopResult:
+    """Run `work` in an event loop of its own, in a thread; an interrupt of this thread cancels it first."""
+    done: Future[LoopResult] = Future()
+    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[LoopResult]]] = Future()
+
+    async def main() -> LoopResult:
+        task = asyncio.ensure_future(work)
+        begun.set_result((asyncio.get_running_loop(), task))
+        return await task
+
+    def in_thread() -> None:
+        try:
+            done.set_result(asyncio.run(main()))
+        except BaseException as error:  # handed to the caller's thread below
+            done.set_exception(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(in_thread,), name="endstop-loop")
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        loop, task = begun.result()
+        if not done.done():
+            loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise
+    return done.result()

@@ -8,7 +8,8 @@ answered with why, and only then the end is raised.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,23 +19,30 @@ from endstop.core.answers import failure_of
 from endstop.core.canonical import canonical_bytes
 from endstop.core.codec import output_text, result_json
 from endstop.core.messages import TEXTS
-from endstop.core.model import ToolResult
+from endstop.core.model import NAME_CHARS_MAX, ToolResult
 from endstop.core.reasons import Effect, ErrorClass, Reason, Status
-from endstop.errors import NotCanonicalError, OutcomeUnknownError, RunHalted, StoreError, UsageError
-from endstop.loop.conversation import Item, ToolAnswer, ToolAnswers, ToolOffer, ToolRequest
+from endstop.errors import (
+    GuardClosedError,
+    NotCanonicalError,
+    OutcomeUnknownError,
+    RunHalted,
+    StoreError,
+    UsageError,
+)
+from endstop.loop.conversation import AssistantTurn, Item, ToolAnswer, ToolAnswers, ToolOffer, ToolRequest
 from endstop.loop.turns import LoopEvent
 from endstop.runtime.declare import bind_arguments, declaration_of
-from endstop.runtime.toolface import declared_of
+from endstop.runtime.toolface import MARK, declared_of, is_async, mark_of
 from endstop.runtime.waiting import sleep_watched
 
 if TYPE_CHECKING:
-    from endstop.loop.conversation import AssistantTurn
     from endstop.runtime.run import Run
 
 __all__ = ["Finished", "Toolbox", "answer_round"]
 
 Tool = Callable[..., object]
 WAITS_PER_CALL_MAX: Final = 10
+NO_NAME: Final = "(no name)"
 _WAITABLE: Final = (Reason.NOT_BEFORE, Reason.IN_PROGRESS)
 
 
@@ -73,7 +81,9 @@ class Toolbox:
     def find(self, name: str) -> tuple[str, Tool | None]:
         """The tool's own name and the tool, None when there is none of this name."""
         own = self._own_names.get(name, name)
-        return own, self._tools.get(own)
+        found = self._tools.get(own)
+        # Whatever a model makes up for a name, the guard gets one that it can count.
+        return own if found is not None else own[:NAME_CHARS_MAX] or NO_NAME, found
 
 
 def _offered_name(name: str) -> str:
@@ -90,7 +100,7 @@ async def answer_round(
 ) -> tuple[ToolAnswers, Finished | None]:
     """Answer every call of `turn` and append the answers to `items`. Raises RunHalted after that when the run ended."""
     round_ = _Round(run, toolbox, turn_id, tell)
-    requests = _with_own_ids(turn.tool_requests)
+    requests = _with_own_ids(turn.tool_requests, _ids_of(items, turn), turn_id)
     first, copies = _split(requests)
     try:
         # 1. First occurrences, side by side.
@@ -118,17 +128,22 @@ async def answer_round(
     return answers, round_.finished
 
 
-async def _all(work: Callable[[ToolRequest], object], requests: Sequence[ToolRequest]) -> None:
+async def _all(work: Callable[[ToolRequest], Coroutine[object, object, None]], requests: Sequence[ToolRequest]) -> None:
     """Run all to their end, then raise the first failure: a stopped sibling never leaves another half-way."""
     if len(requests) == 1:
-        await work(requests[0])  # type: ignore[misc]  # always a coroutine function
+        await work(requests[0])
         return
-    tasks = [asyncio.ensure_future(work(request)) for request in requests]  # type: ignore[call-overload]
-    try:
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-    except asyncio.CancelledError:
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+    tasks = [asyncio.ensure_future(work(request)) for request in requests]
+    done: list[object] = []
+    held: list[asyncio.CancelledError] = []
+    while not done:
+        try:
+            done = list(await asyncio.gather(*tasks, return_exceptions=True))
+        except asyncio.CancelledError as signal:
+            # It has reached the tasks; they are waited for until each is settled.
+            held.append(signal)
+    if held:
+        raise held[0]
     for outcome in done:
         if isinstance(outcome, BaseException):
             raise outcome
@@ -156,7 +171,7 @@ class _Round:
         try:
             result = await self._called(request, own_name, tool)
         except RunHalted as signal:
-            self.signal = signal if self.signal is None else self.signal
+            self._keep(signal)
             result = _halted_answer(signal)
         if result.status is Status.COMPLETE and result.error_class is None:
             self.finished = Finished(output=output_text(result.value))
@@ -164,6 +179,11 @@ class _Round:
             call_id=request.call_id, name=request.name, content=_content(result), failed=result.failed
         )
         self._tell(LoopEvent(kind="answer", tool=own_name, status=result.status.value, reason=result.reason))
+
+    def _keep(self, signal: RunHalted) -> None:
+        """The first end is the one that is told."""
+        if self.signal is None:
+            self.signal = signal
 
     async def _called(self, request: ToolRequest, own_name: str, tool: Tool | None) -> ToolResult[object]:
         args: Mapping[str, object] | str = request.args
@@ -173,9 +193,12 @@ class _Round:
             fault = ErrorClass.UNKNOWN_TOOL
         elif not isinstance(args, str):
             try:
-                args = bind_arguments(tool, args)
+                bound = bind_arguments(tool, args)
             except UsageError as error:
                 fault, complaint = ErrorClass.SCHEMA, str(error)
+            else:
+                args = _plain_arguments(bound)
+                tool = tool if args is bound else _with_values(tool, bound)
         called = _no_tool if tool is None else tool
         result = await self._guarded(called, args, own_name, request.call_id, fault)
         for _ in range(WAITS_PER_CALL_MAX):
@@ -202,9 +225,9 @@ class _Round:
                 error_class=ErrorClass.OUTCOME_UNKNOWN, message=TEXTS[Reason.OUTCOME_UNKNOWN],
                 next_allowed_action="human_review",
             )  # fmt: skip
-        except StoreError:
+        except (StoreError, GuardClosedError):
             raise
-        except Exception as error:  # noqa: BLE001  # a tool's own exception, already settled: an answer for the model
+        except Exception as error:  # a tool's own exception, already settled: an answer for the model
             return failure_of(error, Effect.READ)[0]
 
     def unanswered(self, request: ToolRequest) -> ToolAnswer:
@@ -241,14 +264,65 @@ def _content(result: ToolResult[object]) -> str:
         return orjson.dumps(body, default=str).decode()
 
 
-def _with_own_ids(requests: Sequence[ToolRequest]) -> list[ToolRequest]:
-    """The requests with ids that are unique within the message, whatever the model wrote."""
-    seen: dict[str, int] = {}
+def _with_own_ids(requests: Sequence[ToolRequest], taken: set[str], turn_id: str) -> list[ToolRequest]:
+    """The requests with ids that no other call of the conversation has, whatever the model wrote.
+
+    To the guard an id that comes again is the same call proposed again, which is answered from the ledger. Models that
+    count their calls anew in every message mean another call.
+    """
     named = []
-    for request in requests:
-        count = seen[request.call_id] = seen.get(request.call_id, 0) + 1
-        named.append(request if count == 1 else replace(request, call_id=f"{request.call_id}#{count}"))
+    for place, request in enumerate(requests):
+        call_id = request.call_id
+        if not call_id or call_id in taken:
+            call_id = f"{call_id}#{turn_id}.{place}"
+        taken.add(call_id)
+        named.append(request if call_id == request.call_id else replace(request, call_id=call_id))
     return named
+
+
+def _ids_of(items: Sequence[Item], turn: AssistantTurn) -> set[str]:
+    """The ids of the calls in earlier messages."""
+    earlier = (item for item in items if isinstance(item, AssistantTurn) and item is not turn)
+    return {request.call_id for item in earlier for request in item.tool_requests}
+
+
+def _plain_arguments(bound: Mapping[str, object]) -> Mapping[str, object]:
+    """Arguments as the guard sees them: values that have a canonical form as they are, others in their JSON form."""
+    try:
+        canonical_bytes(dict(bound))
+    except NotCanonicalError:
+        return {name: _plain_argument(value) for name, value in bound.items()}
+    return bound
+
+
+def _plain_argument(value: object) -> object:
+    from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+    try:
+        canonical_bytes(value)
+    except NotCanonicalError:
+        try:
+            plain = to_jsonable_python(value)
+        except PydanticSerializationError:
+            return value
+        # A set has no order of its own, and its printed order changes from process to process.
+        return sorted(plain, key=canonical_bytes) if isinstance(value, set | frozenset) else plain
+    return value
+
+
+def _with_values(tool: Tool, bound: Mapping[str, object]) -> Tool:
+    """`tool`, called with the values that its type hints ask for in place of their JSON form."""
+
+    async def awaited(**_: object) -> object:
+        called: Callable[..., Awaitable[object]] = tool  # type: ignore[assignment]  # it is async, as asked below
+        return await called(**bound)
+
+    def called_with(**_: object) -> object:
+        return tool(**bound)
+
+    stand_in = functools.wraps(tool)(awaited if is_async(tool) else called_with)
+    setattr(stand_in, MARK, mark_of(tool))
+    return stand_in
 
 
 def _split(requests: Sequence[ToolRequest]) -> tuple[list[ToolRequest], list[ToolRequest]]:

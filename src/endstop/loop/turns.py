@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from endstop.core.canonical import digest
 from endstop.core.reasons import Reason
-from endstop.errors import InvariantError, ProviderError
+from endstop.errors import InvariantError, NotAuthorisedError, ProviderError
 from endstop.loop.model import input_bound
 from endstop.runtime.drivers import DeadlinePassedError, watched
 from endstop.runtime.waiting import sleep_watched
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from endstop.loop.model import ModelClient
     from endstop.runtime.run import Run
 
-__all__ = ["LoopEvent", "Turns"]
+__all__ = ["LoopEvent", "RunFrozen", "Turns"]
 
 BACKOFF_MS: Final = 500
 BACKOFF_MS_MAX: Final = 30_000
@@ -52,6 +52,10 @@ class LoopEvent:
     wait_ms: int | None = None
 
 
+class RunFrozen(Exception):
+    """The next model call would be a retry, and the run is frozen."""
+
+
 class Turns:
     """Makes the model calls of one run."""
 
@@ -75,11 +79,19 @@ class Turns:
         self._on_text: Callable[[str], None] | None = self._stream_text if stream else None
 
     async def next(self, items: Sequence[Item]) -> tuple[AssistantTurn, str]:
-        """The next assistant turn and its id. Raises RunHalted when the run is over or the provider gave up."""
+        """The next assistant turn and its id.
+
+        Raises RunHalted when the run is over or the provider gave up, RunFrozen when only a retry would be left.
+        """
         attempt = 0
         while True:
             try:
                 return await self._attempt(items, is_retry=attempt > 0)
+            except DeadlinePassedError:
+                # The run's own time is over: the breaker before the next call says so.
+                self._tell(LoopEvent(kind="fault", text="the run's time was over before the model answered"))
+            except NotAuthorisedError as error:
+                raise RunFrozen(str(error)) from error
             except ProviderError as error:
                 self._tell(LoopEvent(kind="fault", text=str(error), reason=Reason.PROVIDER_FAULT))
                 await self._give_up_or_wait(error, attempt)
@@ -114,10 +126,9 @@ class Turns:
                     run.root_run_id,
                     deadline_us,
                 )  # fmt: skip
-            except DeadlinePassedError as error:
+            except DeadlinePassedError:
                 turn.fail("timeout")
-                msg = "the run's time was over before the model answered"
-                raise ProviderError(msg, "timeout") from error
+                raise
             except ProviderError as error:
                 turn.fail(error.fault)
                 raise

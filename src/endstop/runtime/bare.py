@@ -211,8 +211,9 @@ class LoopGuard:
         """Latch a stop; note a rung that a result climbed."""
         if verdict.action is not Action.STOP:
             fold.climbed_after(self._evidence, verdict)
-        elif self._evidence.ended is None and verdict.reason is not None:
-            fold.ended(self._evidence, verdict.reason, message_of(verdict), now_us)
+        elif self._evidence.ended is None:
+            reason = verdict.reason or Reason.LOOP_GUARD_TRIGGERED
+            fold.ended(self._evidence, reason, message_of(verdict), now_us)
 
     def _opened(self, call: ToolCall, tool: ToolPolicy) -> Proposal:
         """The proposal that `before` let through for this call; made anew when there is none (a host ran it anyway)."""
@@ -307,8 +308,7 @@ def decision_of(
                 reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint,
                 detail=verdict.detail,
             )  # fmt: skip
-        case Action.STOP:
-            return Stop(
-                reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint,
-                detail=verdict.detail,
-            )  # fmt: skip
+    # What is nothing else is a stop.
+    return Stop(
+        reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint, detail=verdict.detail
+    )

@@ -13,10 +13,10 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from endstop.core.commands import Command, Execute, Flow, Recall, RecoverOwner, Remember, Returned, Transact
+from endstop.core.commands import Command, Execute, Flow, NotSent, Recall, RecoverOwner, Remember, Returned, Transact
 from endstop.core.pipeline import halted
 from endstop.core.steps_life import RecoverRun
-from endstop.errors import InvariantError, UsageError
+from endstop.errors import GuardClosedError, InvariantError, StoreError, UsageError
 from endstop.runtime.context import CallContext, entered
 from endstop.runtime.halts import AsyncWatch, HaltBoard
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from endstop.runtime.owners import WorkerBoard
     from endstop.store.port import Store
 
-__all__ = ["DeadlinePassedError", "World", "adrive", "await_commit", "drive", "watched"]
+__all__ = ["DeadlinePassedError", "World", "adrive", "await_commit", "drive", "wait_commit", "watched"]
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -85,8 +85,14 @@ class World:
         operation, deadline_us = command.operation, command.deadline_us
 
         def is_cancelled() -> bool:
-            late = deadline_us is not None and self.clock.now_us() >= deadline_us
-            return late or self.halts.envelope_of(run_id) is not None
+            if deadline_us is not None and self.clock.now_us() >= deadline_us:
+                return True
+            try:
+                return self.halts.envelope_of(run_id) is not None
+            except GuardClosedError:
+                return True  # nobody is left to record what the tool does
+            except StoreError:
+                return False  # the store does not answer now; the settlement will tell
 
         return CallContext(
             run_id=run_id,
@@ -104,29 +110,44 @@ class World:
 
 
 def drive(flow: Flow[R], world: World, run_id: str) -> R:
-    """Run `flow` to its end in this thread. A KeyboardInterrupt that falls into a commit is raised after it."""
+    """Run `flow` to its end in this thread. An interruption that falls into a commit is raised after it."""
     held: list[BaseException] = []
+    answer: object = None
+    error: BaseException | None = None
     try:
-        command = next(flow)
         while True:
+            command = flow.send(answer) if error is None else flow.throw(error)
+            answer, error = None, None
             try:
                 if held and isinstance(command, Execute):
-                    raise held[0]
+                    raise NotSent(held[0])
                 answer = _answer(command, world, run_id, held)
-            except BaseException as error:
-                command = flow.throw(error)
-            else:
-                command = flow.send(answer)
+            except BaseException as broken:
+                error = broken
     except StopIteration as done:
-        if held:
-            raise held[0] from None
-        return cast("R", done.value)
+        return _ended(cast("R", done.value), held)
+    except BaseException as broken:
+        raise _foremost(broken, held) from broken.__cause__
+
+
+def _ended(value: R, held: list[BaseException]) -> R:
+    if held:
+        raise held[0]
+    return value
+
+
+def _foremost(error: BaseException, held: list[BaseException]) -> BaseException:
+    """What the caller must hear of: an interruption that was held back goes before what the flow says."""
+    if not held or error is held[0]:
+        return error
+    held[0].add_note(f"while it was held back: {type(error).__name__}: {error}")
+    return held[0]
 
 
 def _answer(command: Command[object], world: World, run_id: str, held: list[BaseException]) -> object:
     match command:
         case Transact(step=step):
-            return _wait(world.store.transact(step), held)
+            return world.store.transact_now(step, held)
         case Execute():
             return _execute(command, world, run_id)
         case Recall():
@@ -138,18 +159,19 @@ def _answer(command: Command[object], world: World, run_id: str, held: list[Base
             recovery = world.recovery(command)
             if recovery is None:
                 return False
-            _wait(world.store.transact(recovery), held)
+            world.store.transact_now(recovery, held)
             return True
         case _:
             msg = f"no driver answers the command {type(command).__name__}"
             raise InvariantError(msg)
 
 
-def _wait(future: Future[A], held: list[BaseException]) -> A:
+def wait_commit(future: Future[A], held: list[BaseException]) -> A:
+    """Wait for a store's future to its end; whatever interrupts this thread meanwhile goes to `held`."""
     while True:
         try:
             return future.result()
-        except (KeyboardInterrupt, SystemExit) as signal:
+        except BaseException as signal:
             if future.done() and future.exception() is signal:
                 raise
             held.append(signal)
@@ -160,11 +182,12 @@ def _execute(command: Execute, world: World, run_id: str) -> Returned:
     try:
         with entered(world.context(command, run_id)):
             value = command.call()
-    except Exception as error:  # noqa: BLE001  # every exception of a tool is an outcome, settled and raised again
+        if inspect.isawaitable(value):
+            _discard(value)
+            msg = "the tool gave an awaitable: an async tool needs `await run.acall(...)`"
+            raise UsageError(msg)
+    except Exception as error:  # every exception of a tool is an outcome, settled and raised again
         return Returned(error=error, took_us=world.clock.now_us() - started_us)
-    if inspect.isawaitable(value):
-        _discard(value)
-        return Returned(error=UsageError("an async tool needs `await run.acall(...)`"))
     return Returned(value=value, took_us=world.clock.now_us() - started_us)
 
 
@@ -180,52 +203,49 @@ def _discard(value: Awaitable[object]) -> None:
 async def adrive(flow: Flow[R], world: World, run_id: str) -> R:
     """Run `flow` to its end in this task. A cancellation that falls into a commit is raised after it."""
     held: list[BaseException] = []
+    answer: object = None
+    error: BaseException | None = None
     try:
-        command = next(flow)
         while True:
+            command = flow.send(answer) if error is None else flow.throw(error)
+            answer, error = None, None
             try:
                 if held and isinstance(command, Execute):
-                    raise held[0]
+                    raise NotSent(held[0])
                 answer = await _aanswer(command, world, run_id, held)
-            except BaseException as error:
-                command = flow.throw(error)
-            else:
-                command = flow.send(answer)
+            except BaseException as broken:
+                error = broken
     except StopIteration as done:
-        if held:
-            raise held[0] from None
-        return cast("R", done.value)
+        return _ended(cast("R", done.value), held)
+    except BaseException as broken:
+        raise _foremost(broken, held) from broken.__cause__
 
 
 async def _aanswer(command: Command[object], world: World, run_id: str, held: list[BaseException]) -> object:
     match command:
         case Transact(step=step):
-            return await await_commit(world.store.transact(step), held)
+            return await await_commit(world.store.transact_async(step), held)
         case Execute():
             return await _aexecute(command, world, run_id)
         case RecoverOwner():
             recovery = world.recovery(command)
             if recovery is None:
                 return False
-            await await_commit(world.store.transact(recovery), held)
+            await await_commit(world.store.transact_async(recovery), held)
             return True
         case _:
             return _answer(command, world, run_id, held)
 
 
-async def await_commit(future: Future[A], held: list[BaseException]) -> A:
+async def await_commit(future: Future[A] | asyncio.Future[A], held: list[BaseException]) -> A:
     """Wait for a store's future to its end; cancellations meanwhile go to `held`."""
     waiter = asyncio.wrap_future(future)
-    while not waiter.done():
+    while True:
         try:
-            await asyncio.shield(waiter)
+            # What a store makes for a loop refuses cancellation by itself; what it makes for threads is shielded.
+            return await (waiter if waiter is future else asyncio.shield(waiter))
         except asyncio.CancelledError as signal:
-            if waiter.done():
-                break
             held.append(signal)
-        except Exception:  # noqa: S110, BLE001  # the waiter's own error is raised by result() below
-            pass
-    return waiter.result()
 
 
 class DeadlinePassedError(TimeoutError):
@@ -235,15 +255,20 @@ class DeadlinePassedError(TimeoutError):
 async def watched(world: World, work: Awaitable[A], run_id: str, deadline_us: int | None) -> A:
     """Await `work`, but no longer than the run lives and the deadline (microseconds) allows.
 
-    Raises RunHalted when the run was stopped meanwhile, DeadlinePassedError past the deadline; `work` is cancelled then.
+    Raises RunHalted when the run was stopped meanwhile, DeadlinePassedError past the deadline. Both
+    cancel `work`.
     """
     watch = world.watch()
     task = asyncio.ensure_future(work)
+    ours = asyncio.current_task()
+    cancels = 0 if ours is None else ours.cancelling()
     watch.add(task, run_id, deadline_us)
     try:
         return await task
     except asyncio.CancelledError:
         seen = watch.look(task)
+        if ours is not None and ours.cancelling() > cancels:
+            raise  # the caller's own cancellation goes before what the watch saw
         if seen.halted is not None:
             raise halted(seen.halted) from None
         if seen.late:
@@ -259,8 +284,9 @@ async def _aexecute(command: Execute, world: World, run_id: str) -> Returned:
     try:
         with entered(world.context(command, run_id)):
             value = command.call()
-            if inspect.isawaitable(value):
+            # A plain function that was run in a thread may give an awaitable of its own.
+            while inspect.isawaitable(value):
                 value = await watched(world, value, run_id, command.deadline_us)
-    except Exception as error:  # noqa: BLE001  # every exception of a tool is an outcome, settled and raised again
+    except Exception as error:  # every exception of a tool is an outcome, settled and raised again
         return Returned(error=error, took_us=world.clock.now_us() - started_us)
     return Returned(value=value, took_us=world.clock.now_us() - started_us)

@@ -8,6 +8,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final
 
+from endstop.core.entries import safe_name
+from endstop.core.model import COUNT_MAX
 from endstop.core.policy import Policy
 from endstop.core.reasons import Reason, RunState
 from endstop.core.records import ControlRecord
@@ -18,6 +20,7 @@ from endstop.runtime.drivers import World
 from endstop.runtime.owners import Worker, WorkerBoard
 from endstop.runtime.scope import RunScope
 from endstop.store.port import RunQuery, StoredSpec
+from endstop.store.workspace import GLOBAL_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +38,7 @@ __all__ = ["DEFAULT_STORE", "Guard", "Reconciled", "StopReport", "open_guard"]
 DEFAULT_STORE: Final = "sqlite:///.endstop/endstop.db"
 LABEL_CHARS_MAX: Final = 200
 LABELS_MAX: Final = 32
+VERSION_CHARS_MAX: Final = 200
 WAIT_POLL_MS: Final = 20
 KILL_RUNS_MAX: Final = 10_000
 _LIVE: Final = (RunState.RUNNING, RunState.FROZEN)
@@ -157,6 +161,7 @@ class Guard:
         `spec` None takes the spec that was stored for `run_id`. Entering raises RunJoinError for another spec or
         policy, RunStopped for a run that has ended, SpecInvalidError without any spec.
         """
+        _check_run_id(run_id)
         if spec is None and run_id is None:
             msg = "a run needs a spec: what it does, what it does not, what done looks like"
             raise SpecInvalidError(msg)
@@ -166,7 +171,7 @@ class Guard:
             run_id=run_id or self._ids.new_id(),
             labels=_checked_labels(labels or {}),
             agent=agent,
-            initial_progress_version=initial_progress_version,
+            initial_progress_version=_checked_version(initial_progress_version),
         )
 
     def new_run(self, *, spec: Spec, run_id: str, labels: Mapping[str, str], agent: str,
@@ -180,6 +185,7 @@ class Guard:
 
     def save_spec(self, spec: Spec, *, run_id: str | None = None) -> str:
         """Write a spec down before its run starts; gives the run's id."""
+        _check_run_id(run_id)
         named = run_id or self._ids.new_id()
         self._store.save_spec(StoredSpec(run_id=named, spec=spec, created_at_us=self._clock.now_us())).result()
         return named
@@ -196,10 +202,15 @@ class Guard:
         self, *, states: Sequence[RunState] = (), labels: Mapping[str, str] | None = None, limit: int = 100
     ) -> tuple[RunRecord, ...]:
         """Runs, newest first, each judged as it stands: one whose workers are all dead is interrupted."""
-        query = RunQuery(labels=tuple(sorted((labels or {}).items())), limit=limit)
-        found = tuple(self._judged(run) for run in self._store.runs(query).result())
         wanted = tuple(RunState(state) for state in states)
-        return tuple(run for run in found if not wanted or run.state in wanted)
+        chosen = tuple(sorted((labels or {}).items()))
+        if RunState.INTERRUPTED in wanted:
+            # What looks alive may be interrupted by now, and then belongs into the answer.
+            for run in self._store.runs(RunQuery(states=_LIVE, labels=chosen, limit=KILL_RUNS_MAX)).result():
+                self.recover(run)
+        found = self._store.runs(RunQuery(states=wanted, labels=chosen, limit=limit)).result()
+        judged = (self.recover(run) for run in found)
+        return tuple(run for run in judged if not wanted or run.state in wanted)
 
     def show(self, run_id: str) -> RunRecord:
         """One run as it stands. Raises RunNotFoundError."""
@@ -207,7 +218,7 @@ class Guard:
         if record is None:
             msg = f"there is no run {run_id} in this store"
             raise RunNotFoundError(msg)
-        return self._judged(record)
+        return self.recover(record)
 
     def operations(
         self, run_id: str | None = None, *, states: Sequence[OperationState] = (), limit: int = 1_000
@@ -245,7 +256,7 @@ class Guard:
         return order
 
     def unfreeze(self, run_id: str | None = None, *, reason: str = "", actor: str = "operator") -> int:
-        """Withdraw a freeze; gives how many orders there were."""
+        """Withdraw the freeze of one run, or every freeze; gives how many orders there were."""
         root = None if run_id is None else self.show(run_id).root_run_id
         count = self._withdraw("freeze", run_id=root, reason=reason, actor=actor)
         for found in self._live(root):
@@ -283,7 +294,7 @@ class Guard:
         reason: str = "",
         actor: str = "operator",
     ) -> int:
-        """Withdraw deny rules; gives how many matched."""
+        """Withdraw the deny rules that fit every part given, or all of them; gives how many there were."""
         return self._withdraw("deny", run_id=run_id, tool=tool, control_id=rule_id, reason=reason, actor=actor)
 
     def kill(
@@ -311,7 +322,7 @@ class Guard:
         return tuple(ended)
 
     def unkill(self, *, label: str | None = None, reason: str = "", actor: str = "operator") -> int:
-        """Withdraw kill orders of this label (None: those for all); gives how many there were."""
+        """Withdraw the kill orders of this label, or every kill order; gives how many there were."""
         return self._withdraw("kill", label=label, reason=reason, actor=actor)
 
     def resume(self, run_id: str, *, change: str, reason: str, actor: str = "operator") -> int:
@@ -363,19 +374,21 @@ class Guard:
 
     # -- Parts
 
-    def recover(self, record: RunRecord) -> RunRecord:
-        """Take over what dead workers left in a run; the run as it stands afterwards."""
+    def recovery(self, record: RunRecord) -> RecoverRun | None:
+        """The step that takes over what dead workers left in a run, or None when all of them live."""
         dead = self._board.dead_of(record.owners)
         if not dead:
+            return None
+        return RecoverRun(run_id=record.root_run_id, now_us=self._clock.now_us(), dead_owners=dead)
+
+    def recover(self, record: RunRecord) -> RunRecord:
+        """Take over what dead workers left in a run; the run as it stands afterwards."""
+        step = self.recovery(record)
+        if step is None:
             return record
-        self._store.transact(
-            RecoverRun(run_id=record.root_run_id, now_us=self._clock.now_us(), dead_owners=dead)
-        ).result()
+        self._store.transact(step).result()
         found = self._store.run(record.run_id).result()
         return record if found is None else found
-
-    def _judged(self, record: RunRecord) -> RunRecord:
-        return self.recover(record) if record.state in _LIVE and record.owners else record
 
     def _live(self, run_id: str | None) -> tuple[str, ...]:
         if run_id is not None:
@@ -435,10 +448,28 @@ def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
         msg = f"a run has {LABELS_MAX} labels at most"
         raise UsageError(msg)
     for name, value in labels.items():
-        if not (isinstance(name, str) and isinstance(value, str) and name) or "=" in name:
+        words: tuple[object, object] = (name, value)
+        if not all(isinstance(word, str) for word in words) or not name or "=" in name:
             msg = "labels map names (without '=') to text"
             raise UsageError(msg)
         if len(name) > LABEL_CHARS_MAX or len(value) > LABEL_CHARS_MAX:
             msg = f"a label's name and value have {LABEL_CHARS_MAX} characters at most"
             raise UsageError(msg)
     return dict(labels)
+
+
+def _check_run_id(run_id: str | None) -> None:
+    """An id stands in every entry of its run, so it is a plain name of one that an entry may hold."""
+    if run_id is not None and (safe_name(run_id) != run_id or run_id in ("", GLOBAL_RUN)):
+        msg = "a run's id is a plain name: 1 to 80 ASCII letters, digits, spaces and _ . : / @ # + -"
+        raise UsageError(msg)
+
+
+def _checked_version(version: Version | None) -> Version | None:
+    value: object = version
+    if value is None or (isinstance(value, str) and len(value) <= VERSION_CHARS_MAX):
+        return version
+    if type(value) is int and abs(value) <= COUNT_MAX:
+        return version
+    msg = f"initial_progress_version is a whole number of at most {COUNT_MAX}, or text of at most {VERSION_CHARS_MAX}"
+    raise UsageError(msg)

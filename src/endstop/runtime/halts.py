@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from endstop.core.reasons import RunState
+from endstop.errors import EndstopError
 
 if TYPE_CHECKING:
     from endstop.core.envelope import Envelope
@@ -94,6 +95,10 @@ class AsyncWatch:
                     watched.late = True
                     task.cancel()
                     continue
-                watched.halted = self._halts.envelope_of(watched.run_id)
+                try:
+                    watched.halted = self._halts.envelope_of(watched.run_id)
+                except EndstopError:
+                    # The store does not answer now. Deadlines hold all the same, and the next look asks again.
+                    continue
                 if watched.halted is not None:
                     task.cancel()

@@ -25,6 +25,16 @@ _local_lock = threading.Lock()
 _local_owners: set[str] = set()
 
 
+def _after_fork() -> None:
+    """A forked child is no owner, whatever its parent was; the parent's threads may have held the lock."""
+    global _local_lock  # noqa: PLW0603  # a lock that was taken at the fork is never given back in the child
+    _local_lock = threading.Lock()
+    _local_owners.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Worker:
     """This process as one owner of calls. `close` gives the lock back; so does the end of the process."""
 
@@ -34,8 +44,12 @@ class Worker:
         self._path = board.path_of(self.owner_id)
         self._descriptor: int | None = None
         if self._path is not None:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                msg = f"this worker's lock file cannot be made: {error.strerror}; nothing was started"
+                raise StoreUnavailableError(msg) from error
         with _local_lock:
             _local_owners.add(self.owner_id)
 
@@ -87,10 +101,13 @@ class WorkerBoard:
             raise StoreUnavailableError(msg) from error
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Ids are never used again, so a dead owner's file says no more than a missing one.
+            path.unlink(missing_ok=True)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 return True
-            raise
+            msg = f"the lock file of worker {owner_id} cannot be asked: {error.strerror}; its calls stay in progress"
+            raise StoreUnavailableError(msg) from error
         finally:
             os.close(descriptor)
         return False

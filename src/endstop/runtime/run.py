@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
+import os
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import orjson
 
 from endstop.core.canonical import canonical_bytes, digest_of
+from endstop.core.codec import OUTPUT_BYTES_MAX, output_text
+from endstop.core.entries import safe_name
 from endstop.core.events import Proposal
 from endstop.core.messages import message_of
 from endstop.core.model import ModelCall, ToolCall, ToolResult
@@ -23,9 +25,9 @@ from endstop.core.propose import propose
 from endstop.core.reasons import TERMINAL_REASONS, Action, Change, Effect, ErrorClass, Reason
 from endstop.core.steps_life import CompleteRun, EndRun, NoteUserInput, SaveCheckpoint
 from endstop.core.steps_turn import ReserveChild, ReserveHandoff, StepAnswer
-from endstop.errors import RunHalted, UsageError
+from endstop.errors import GuardClosedError, RunHalted, UsageError
 from endstop.runtime.drivers import World, adrive, drive
-from endstop.runtime.toolface import declared_of, is_async
+from endstop.runtime.toolface import declared_of, fits, is_async, refuse_generator
 from endstop.runtime.turn import Turn, checked_bound
 
 if TYPE_CHECKING:
@@ -53,10 +55,11 @@ class RunFacts:
     """What all agents of one run in this process share."""
 
     def __init__(
-        self, *, world: World, ids: Ids, policy: Policy, limits: Limits, spec: Spec, run_key: bytes, owner_id: str,
-        labels: Mapping[str, str], prices: Prices | None, resumed_checkpoint: CheckpointRecord | None,
+        self, *, root_run_id: str, world: World, ids: Ids, policy: Policy, limits: Limits, spec: Spec, run_key: bytes,
+        owner_id: str, labels: Mapping[str, str], prices: Prices | None, resumed_checkpoint: CheckpointRecord | None,
         progress_version: Version | None, generation: int,
     ) -> None:  # fmt: skip
+        self.root_run_id = root_run_id
         self.world = world
         self.ids = ids
         self.policy = policy if policy.limits == limits else policy.under(limits)
@@ -69,7 +72,8 @@ class RunFacts:
         self.progress_version = progress_version
         self.generation = generation
         self.signal: RunHalted | None = None
-        self.serial = itertools.count(1)
+        self.has_left = False
+        self.pid = os.getpid()
 
 
 class Run:
@@ -166,10 +170,15 @@ class Run:
         """Call `function(**args)` if the guard allows it, and give its result.
 
         `tool` is the tool's name (default: the declared or the function's own). `fault` says that the host already
-        knows the call cannot run. Raises RunHalted when the run is over, the tool's own exception after it was
-        settled, OutcomeUnknownError after a write whose effect is not proven either way, StoreError when the ledger
-        cannot record the call (the tool was not called).
+        knows the call cannot run. Arguments that `function` cannot take are a malformed call, which is refused as a
+        value. Raises UsageError for an async function, RunHalted when the run is over, the tool's own exception after
+        it was settled, OutcomeUnknownError after a write whose effect is not proven either way, StoreError when the
+        ledger cannot record the call (the tool was not called).
         """
+        self.check_open()
+        if is_async(function):
+            msg = f"{declared_of(function)[0]} is async: call it with `await run.acall(...)`"
+            raise UsageError(msg)
         flow = self._guarded(function, args, tool, call_id, round_id, change, fault, threaded=False)
         try:
             return drive(flow, self.world, self.root_run_id)
@@ -258,7 +267,7 @@ class Run:
             ReserveChild(
                 run_id=self.root_run_id, now_us=self.world.clock.now_us(), policy=self.policy,
                 proposal=self._agent_proposal("child", agent, brief), child_run_id=run_id,
-                parent_run_id=self.run_id, depth=self.depth + 1,
+                parent_run_id=self.run_id, depth=self.depth + 1, child_agent=agent, generation=self.generation,
             )
         ).result()  # fmt: skip
         self._allowed(answer)
@@ -271,7 +280,7 @@ class Run:
         answer = self.world.store.transact(
             ReserveHandoff(
                 run_id=self.root_run_id, now_us=self.world.clock.now_us(), policy=self.policy,
-                proposal=self._agent_proposal("handoff", to, brief),
+                proposal=self._agent_proposal("handoff", to, brief), generation=self.generation,
             )
         ).result()  # fmt: skip
         self._allowed(answer)
@@ -298,11 +307,17 @@ class Run:
         ).result()
 
     def complete(self, *, output: object = None) -> Envelope:
-        """The task is done: end the run as complete and keep `output` for review. Raises RunHalted when the run had
-        been stopped."""
-        text = None if output is None else output if isinstance(output, str) else canonical_bytes(output).decode()
+        """The task is done: end the run as complete and keep `output` (text or JSON values) for review. Raises
+        RunHalted when the run had been stopped, UsageError for an output that cannot be kept."""
+        self._check_inside()
+        text = output_text(output)
+        if text is None and output is not None:
+            msg = f"an output is text or JSON of at most {OUTPUT_BYTES_MAX} bytes; pass a reference instead"
+            raise UsageError(msg)
         envelope = self.world.store.transact(
-            CompleteRun(run_id=self.root_run_id, now_us=self.world.clock.now_us(), output=text)
+            CompleteRun(
+                run_id=self.root_run_id, now_us=self.world.clock.now_us(), output=text, generation=self.generation
+            )
         ).result()
         if envelope.terminal_reason is not Reason.COMPLETE:
             raise self.halt(halted(envelope))
@@ -318,7 +333,7 @@ class Run:
         envelope = self.world.store.transact(
             EndRun(
                 run_id=self.root_run_id, now_us=self.world.clock.now_us(), reason=ending, guard=guard,
-                message=message, actor="host",
+                message=message, generation=self.generation, actor="host",
             )
         ).result()  # fmt: skip
         self._facts.signal = self._facts.signal or halted(envelope)
@@ -331,9 +346,19 @@ class Run:
         return f"{head}-{self._facts.ids.new_id()}"
 
     def check_open(self) -> None:
-        """Raise the latched signal when this process has seen the run end."""
+        """Raise the latched signal when this process has seen the run end; GuardClosedError outside of its block."""
         if self._facts.signal is not None:
             raise RunHalted(str(self._facts.signal), self._facts.signal.envelope)
+        self._check_inside()
+
+    def _check_inside(self) -> None:
+        facts = self._facts
+        if facts.has_left:
+            msg = f"the block of run {self.root_run_id} was left: enter the run again by its id"
+            raise GuardClosedError(msg)
+        if facts.pid != os.getpid():
+            msg = f"this process was forked inside run {self.root_run_id}: open the store and enter the run by its id"
+            raise GuardClosedError(msg)
 
     def halt(self, signal: RunHalted) -> RunHalted:
         """Latch `signal`, and give it back to be raised."""
@@ -349,11 +374,11 @@ class Run:
 
     def _agent_proposal(self, kind: str, agent: str, brief: str) -> Proposal:
         return Proposal(
-            tool=f"{kind}:{agent}"[:80],
+            tool=safe_name(f"{kind}:{agent}"),
             effect=Effect.UNKNOWN,
             fingerprint=digest_of(kind, self.agent if kind == "handoff" else "", agent, brief, key=self._facts.run_key),
             call_id=self.new_call_id(kind),
-            agent=self.agent,
+            agent=safe_name(self.agent),
         )
 
     def _guarded(
@@ -369,6 +394,7 @@ class Run:
         threaded: bool,
     ) -> Flow[ToolResult[object]]:
         self.check_open()
+        refuse_generator(function)
         facts = self._facts
         own_name, declared = declared_of(function)
         name = tool or own_name
@@ -379,8 +405,10 @@ class Run:
             call_id=call_id or self.new_call_id("call"),
             round_id=round_id,
             agent=self.agent,
-            change=None if change is None else Change(change),
+            change=change,
         )
+        if fault is None and not isinstance(call.args, str) and not fits(function, call.args):
+            fault = ErrorClass.SCHEMA
         store = facts.world.store
         proposal = propose(
             call, policy, run_key=facts.run_key, store_key=store.store_key, scope_value=self._scope_value(policy),
@@ -398,7 +426,7 @@ class Run:
             CallRequest(
                 run_id=self.root_run_id, policy=self.policy, tool=policy, proposal=proposal,
                 operation_id=_operation_id(proposal, self.root_run_id, store.store_key), owner_id=facts.owner_id,
-                run_key=facts.run_key, call=run_tool, now_us=facts.world.clock.now_us,
+                generation=facts.generation, run_key=facts.run_key, call=run_tool, now_us=facts.world.clock.now_us,
                 schema_check=_schema_check(policy), input_digest=proposal.operation_fingerprint,
             )
         )  # fmt: skip

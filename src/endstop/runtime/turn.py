@@ -38,7 +38,10 @@ class Prices(Protocol):
 
 
 class Turn:
-    """A model call. Entering reserves it (RunHalted when it may not leave), leaving settles it.
+    """A model call. Entering reserves it, leaving settles it.
+
+    Entering raises RunHalted when the call may not leave, NotAuthorisedError for a retry of a frozen run, UsageError
+    when `TURNS_OPEN_MAX` calls of the run are open.
 
     A call whose usage is never recorded, or recorded as all zero, is charged its worst case: `worst_case` (input and
     output tokens) where the host knows one, else the call's own bounds.
@@ -61,6 +64,7 @@ class Turn:
         self._usage: Usage | None = None
         self._fault: str | None = None
         self._started_us = 0
+        self._is_used = False
         self.call_id = call.call_id or run.new_call_id("turn")
 
     def record(
@@ -93,22 +97,32 @@ class Turn:
         self._fault = fault
 
     def __enter__(self) -> Turn:
-        answer = self._run.world.store.transact(self._reserve()).result()
+        held: list[BaseException] = []
+        answer = self._run.world.store.transact_now(self._reserve(), held)
+        if held:
+            # Interrupted in the commit: the call never left, so it is given back.
+            if answer.verdict.action is Action.EXECUTE:
+                self._run.world.store.transact_now(self._settle(held[0], left=False), held)
+            raise held[0]
         self._entered(answer)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        answer = self._run.world.store.transact(self._settle(error)).result()
+        held: list[BaseException] = []
+        answer = self._run.world.store.transact_now(self._settle(error), held)
+        if held:
+            raise held[0]
         self._left(answer, error)
 
     async def __aenter__(self) -> Turn:
         held: list[BaseException] = []
-        answer = await await_commit(self._run.world.store.transact(self._reserve()), held)
+        answer = await await_commit(self._run.world.store.transact_async(self._reserve()), held)
         if held:
             if answer.verdict.action is Action.EXECUTE:
-                await await_commit(self._run.world.store.transact(self._settle(held[0])), held)
+                settling = self._run.world.store.transact_async(self._settle(held[0], left=False))
+                await await_commit(settling, held)
             raise held[0]
         self._entered(answer)
         return self
@@ -117,20 +131,24 @@ class Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held: list[BaseException] = []
-        answer = await await_commit(self._run.world.store.transact(self._settle(error)), held)
-        self._left(answer, error)
+        answer = await await_commit(self._run.world.store.transact_async(self._settle(error)), held)
         if held:
             raise held[0]
+        self._left(answer, error)
 
     # -- Parts
 
     def _reserve(self) -> ReserveTurn:
         run, call = self._run, self._call
         run.check_open()
+        if self._is_used:
+            msg = "a model call is entered once; ask the run for another one"
+            raise UsageError(msg)
         bounds = [bound for bound in (call.input_tokens_max, call.output_tokens_max) if bound is not None]
         nanos: int | None = None
         if run.limits.spend_nanos_max is not None and run.prices is not None:
             nanos = run.prices.worst_case_nanos(call.model, *self._worst_case)
+        self._is_used = True
         self._started_us = run.world.clock.now_us()
         return ReserveTurn(
             run_id=run.root_run_id,
@@ -140,6 +158,7 @@ class Turn:
                 call_id=self.call_id, model=call.model, agent=run.agent, tokens_bound=sum(bounds) if bounds else None,
                 nanos_bound=nanos, is_retry=self._is_retry,
             ),
+            generation=run.generation,
             input_digest=self._input_digest,
         )  # fmt: skip
 
@@ -147,31 +166,41 @@ class Turn:
         verdict = answer.verdict
         if verdict.action is Action.STOP:
             raise self._run.halt(halted(answer.envelope))
+        if verdict.guard == "in_flight":
+            detail = verdict.detail
+            msg = (
+                f"{detail.limit} model calls of this run are open at once ({detail.limit_name}), which is the most that "
+                "are kept track of: nothing was sent, let one of them end first"
+            )
+            raise UsageError(msg)
         if verdict.action is not Action.EXECUTE:
             raise NotAuthorisedError(message_of(verdict))
 
-    def _settle(self, error: BaseException | None) -> SettleTurn:
+    def _settle(self, error: BaseException | None, *, left: bool = True) -> SettleTurn:
+        """The settlement. `left` False says that the call never went to the provider, so that it costs nothing."""
         run, call = self._run, self._call
         usage, estimated = self._usage, False
         fault = self._fault or (type(error).__name__ if error is not None else None)
         if usage is None:
-            unbilled = fault in UNBILLED_FAULTS
+            unbilled = not left or fault in UNBILLED_FAULTS
             estimated = not unbilled
             input_tokens, output_tokens = (0, 0) if unbilled else self._worst_case
             usage = Usage(input_tokens=input_tokens or 0, output_tokens=output_tokens or 0)
         now_us = run.world.clock.now_us()
         return SettleTurn(
             run_id=run.root_run_id, now_us=now_us, call_id=self.call_id, usage=usage,
-            spend_nanos=self._price(usage), took_us=max(0, now_us - self._started_us), model=call.model,
-            estimated=estimated, fault=fault,
+            spend_nanos=self._price(usage, estimated=estimated), took_us=max(0, now_us - self._started_us),
+            model=call.model, estimated=estimated, fault=fault,
         )  # fmt: skip
 
-    def _price(self, usage: Usage) -> int:
+    def _price(self, usage: Usage, *, estimated: bool) -> int:
         if usage.spend_nanos is not None:
             return usage.spend_nanos
         prices = self._run.prices
-        known = None if prices is None else prices.price_nanos(self._call.model, usage)
-        return known or 0
+        if prices is None:
+            return 0
+        worst = prices.worst_case_nanos(self._call.model, *self._worst_case) if estimated else None
+        return worst or prices.price_nanos(self._call.model, usage) or 0
 
     def _left(self, answer: StepAnswer, error: BaseException | None) -> None:
         if answer.envelope is not None and error is None:

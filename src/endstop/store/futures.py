@@ -7,7 +7,7 @@ the interruption goes to `held` for him to raise later.
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -33,16 +33,14 @@ class LoopFuture(asyncio.Future[A]):
 def wait_held(future: Future[A], held: list[BaseException] | None) -> A:
     """The future's answer. Interrupts of this thread meanwhile go to `held`, or are raised once the future is done."""
     kept: list[BaseException] = [] if held is None else held
-    while True:
+    while not future.done():
         try:
-            answer = future.result()
+            wait((future,))
         except (KeyboardInterrupt, SystemExit) as signal:
             kept.append(signal)
-        else:
-            break
     if held is None and kept:
         raise kept[0]
-    return answer
+    return future.result()
 
 
 def done_future(work: Callable[[], A]) -> Future[A]:

@@ -20,7 +20,8 @@ URL_CHARS_MAX: Final = 4_096
 def open_store(url: str, *, new_key: Callable[[], bytes], now_us: Callable[[], int]) -> Store:
     """Open the store that `url` names; a store that is not there yet is made.
 
-    `sqlite:///relative/path`, `sqlite:////absolute/path` or a plain path; `memory:` for one that ends with the process.
+    `sqlite:///relative/path`, `sqlite:////absolute/path` or a plain path; `postgresql://user@host:port/database`;
+    `memory:` for one that ends with the process.
     `new_key` gives 32 random bytes, `now_us` the time in microseconds. Raises UsageError for anything else, and
     StoreError when the store cannot be used.
     """
@@ -33,15 +34,14 @@ def open_store(url: str, *, new_key: Callable[[], bytes], now_us: Callable[[], i
 
         return MemoryStore(new_key=new_key, now_us=now_us)
     if scheme in ("postgresql", "postgres"):
-        msg = "PostgreSQL stores come with a later version and an extra of its own: use sqlite:///path for now"
-        raise UsageError(msg)
+        return _postgres(url, new_key, now_us)
     if scheme == "sqlite":
         if not rest.startswith("///") or not rest.removeprefix("///"):
             msg = "a SQLite store is named sqlite:///relative/path or sqlite:////absolute/path"
             raise UsageError(msg)
         return _sqlite(Path(rest.removeprefix("///")), new_key, now_us)
     if separator and "/" not in scheme and rest.startswith("//"):
-        msg = f"there is no store of kind {scheme[:40]!r}: use sqlite:///path or memory:"
+        msg = f"there is no store of kind {scheme[:40]!r}: use sqlite:///path, postgresql://… or memory:"
         raise UsageError(msg)
     if url == ":memory:":
         msg = "a store in SQLite's :memory: would lose its records: use memory: for tests, or a path"
@@ -53,3 +53,14 @@ def _sqlite(path: Path, new_key: Callable[[], bytes], now_us: Callable[[], int])
     from endstop.store.sqlite import SqliteStore
 
     return SqliteStore(path, new_key=new_key, now_us=now_us)
+
+
+def _postgres(url: str, new_key: Callable[[], bytes], now_us: Callable[[], int]) -> Store:
+    try:
+        from endstop.store.postgres import PostgresStore
+    except ModuleNotFoundError as error:
+        if error.name not in ("psycopg", "psycopg_pool"):
+            raise
+        msg = "a PostgreSQL store needs the extra: python -m pip install 'endstop[postgres]'"
+        raise UsageError(msg) from error
+    return PostgresStore(url, new_key=new_key, now_us=now_us)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from endstop.core.evidence import Evidence
 from endstop.core.policy import Limits
 from endstop.core.reasons import RunState
-from endstop.core.refold import _Held, fold_entry
+from endstop.core.refold import fold_entry
 from endstop.core.transitions import OperationState
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class RunFold:
         self.ends: dict[int, str] = {}
         self.envelopes: dict[int, Envelope] = {}
         self._evidence = Evidence()
-        self._held = _Held()
+        self._owners: set[str] = set()
         self._limits = Limits()
 
     def add(self, entry: Mapping[str, object], limits: Limits | None) -> None:
@@ -39,25 +39,26 @@ class RunFold:
         self.next_seq += 1
         self._limits = limits or self._limits
         if entry["run"] != _GLOBAL_RUN:
-            fold_entry(self._evidence, entry, self._limits, self._held)
+            fold_entry(self._evidence, entry, self._limits, self._owners)
         kind = str(entry["type"])
         match kind:
             case "run_join":
                 self.generation = _number(entry, "generation", self.generation)
-                self.state = RunState.FROZEN if self.state is RunState.FROZEN else RunState.RUNNING
+                self.state = self._live_state()
             case "resume":
                 self.generation = _number(entry, "generation", self.generation)
-                self.state = RunState.RUNNING
+                self.state = self._live_state()
             case "stop" | "complete":
                 reason = str(entry["reason"])
                 self.ends[self.generation] = reason
                 self.state = _END_STATES.get(reason, RunState.STOPPED)
-            case "control" if "control" not in entry:
-                # A standing order names itself; what shows in the run's state does not.
-                frozen = entry.get("order") == "freeze"
-                self.state = RunState.FROZEN if frozen else RunState.RUNNING
+            case "control" if self.state in (RunState.RUNNING, RunState.FROZEN):
+                self.state = self._live_state()
             case _:
                 pass
+
+    def _live_state(self) -> RunState:
+        return RunState.FROZEN if self._evidence.frozen else RunState.RUNNING
 
     def difference(self, stored: Evidence) -> str | None:
         """How the stored evidence differs from what the entries give, or None."""
@@ -89,7 +90,8 @@ class OperationFold:
             case "lost" if named is not None:
                 own = self._calls.get(str(named)) == (str(entry["run"]), str(entry["call"]))
                 if own and self._states.get(str(named)) is OperationState.EXECUTING:
-                    self._put(str(named), OperationState.UNKNOWN)
+                    unsent = "unsent" in entry
+                    self._put(str(named), OperationState.FAILED_RETRYABLE if unsent else OperationState.UNKNOWN)
             case "recover":
                 listed = entry.get("ops")
                 for operation_id in listed if isinstance(listed, list) else ():

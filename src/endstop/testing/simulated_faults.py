@@ -56,6 +56,7 @@ class Fault(StrEnum):
     KEY_REUSED = "key_reused"
     SHARED_KEY = "shared_key"
     PARALLEL_WORKERS = "parallel_workers"
+    PARALLEL_THREADS = "parallel_threads"
     MODEL_FAILS = "model_fails"
     ORDER_STOP = "order_stop"
     ORDER_KILL = "order_kill"
@@ -94,6 +95,7 @@ _RATES: Final[Mapping[Fault, tuple[int, ...]]] = {
     Fault.KEY_REUSED: (50, 150),
     Fault.SHARED_KEY: _PLAN_RATES,
     Fault.PARALLEL_WORKERS: _PLAN_RATES,
+    Fault.PARALLEL_THREADS: (50, 200, 500),
     Fault.MODEL_FAILS: _TOOL_RATES,
     Fault.ORDER_STOP: _TICK_RATES,
     Fault.ORDER_KILL: _TICK_RATES,

@@ -94,7 +94,9 @@ class ToolScript:
 class ToolRun:
     """One call of a tool, from its start to its end."""
 
-    def __init__(self, *, serial: int, operation_id: str | None, attempt: int, tool: str, tick: int, script: ToolScript):
+    def __init__(
+        self, *, serial: int, operation_id: str | None, attempt: int, tool: str, tick: int, script: ToolScript
+    ) -> None:
         self.serial = serial
         self.operation_id = operation_id
         self.attempt = attempt

@@ -158,9 +158,8 @@ class Reader:
         while True:
             page = [child_from(row) for row in self._rows("children_newest_first", *before, PAGE_ROWS)]
             for child in page:
-                view = self.run(child.run_id, now_us)
-                if view is not None:
-                    yield view
+                root = cast("RunRecord", self.run(child.root_run_id, now_us))  # the table's foreign key
+                yield child_view(child, root)
             if len(page) < PAGE_ROWS:
                 return
             before = (page[-1].created_at_us, page[-1].run_id)

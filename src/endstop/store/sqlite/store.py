@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import apsw
@@ -256,7 +255,8 @@ class SqliteStore:
         self._turnstile.after_fork()
 
 
-_OPEN: Final[weakref.WeakSet[SqliteStore]] = weakref.WeakSet()
+# An open store lives until it is closed or the interpreter ends, so that nothing that it took is forgotten.
+_OPEN: Final[set[SqliteStore]] = set()
 _LEFT: Final[list[SqliteStore]] = []
 
 

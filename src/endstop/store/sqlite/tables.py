@@ -186,10 +186,7 @@ class SqliteWorkspace(Workspace):
         found = self._many.get((name, size))
         if found is None:
             sql = self._sql[name]
-            places = _PLACES.search(sql)
-            if places is None:
-                msg = f"the statement {name} writes no row of values"
-                raise InvariantError(msg)
+            places = cast("re.Match[str]", _PLACES.search(sql))  # every statement given to `_put` writes such a row
             found = f"{sql[: places.start(1)]}{', '.join([places[1]] * size)}{sql[places.end(1) :]}"
             self._many[name, size] = found
         return found

@@ -1,0 +1,300 @@
+"""Group commit: many requests of different runs, one transaction, one wait for the disk.
+
+A lane is a queue, a thread and a workspace; a run always goes through the same lane, so that a process does not wait
+for itself. A caller who finds his lane idle does the work on his own thread, which saves two changes of thread.
+
+When the answer to a COMMIT is lost, nothing else happens before the lane has read back, on a fresh connection, how
+many transactions it has committed: the row it reads is locked by the lost transaction for as long as that is open, so
+the answer is final. Written: its waiters are told so. Not written: the same work is done again on what stands now.
+Nobody can say: CommitUnknownError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+
+import psycopg
+
+from endstop.errors import CommitUnknownError, GuardClosedError, StoreError, StoreUnavailableError
+from endstop.store.futures import LoopFuture, wait_held
+from endstop.store.postgres.faults import StaleError, is_lost, is_stale, mapped, store_fault
+from endstop.store.postgres.plan import plan_of
+from endstop.store.postgres.statements import settings, sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from endstop.store.postgres.link import Link
+    from endstop.store.postgres.plan import Plan
+    from endstop.store.postgres.tables import PostgresWorkspace
+    from endstop.store.workspace import Workspace
+
+__all__ = ["BATCH_MAX", "Lane"]
+
+A = TypeVar("A")
+R = TypeVar("R")
+BATCH_MAX: Final = 128
+TRIES_MAX: Final = 8
+READ_BACK_MS_MAX: Final = 15_000
+READ_BACK_STEP_MS: Final = 250
+
+
+class _Request(NamedTuple):
+    """One piece of work that waits for its transaction; `argument` says what it will touch."""
+
+    work: Callable[[Workspace], object]
+    argument: object
+    future: Future[object] | LoopFuture[object]
+
+    def starts(self) -> bool:
+        """Take it, unless its waiter has cancelled it; from here on he cannot."""
+        return isinstance(self.future, LoopFuture) or self.future.set_running_or_notify_cancel()
+
+
+class _Outcome(NamedTuple):
+    """What became of one request."""
+
+    answer: object
+    error: BaseException | None
+
+
+class Lane:
+    """One of the writers of a store. `written` is called after every commit that changed something, with its plan."""
+
+    def __init__(
+        self, link: Link, work: PostgresWorkspace, *, name: str, new_key: Callable[[], bytes],
+        written: Callable[[Plan], None],
+    ) -> None:  # fmt: skip
+        self._link = link
+        self._work = work
+        self._name = name
+        self._new_key = new_key
+        self._written = written
+        self._writer_id = ""
+        self._batch_no = 0
+        self.writer_ids: list[str] = []  # every name that this lane has had in the database
+        self._lead = threading.Lock()
+        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # between taking requests and closing
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    # -- taking requests
+
+    def submit(self, function: Callable[[Workspace, A], R], argument: A) -> Future[R]:
+        """Queue a request. Raises GuardClosedError when the lane was closed."""
+        future: Future[R] = Future()
+        self._take(_Request(lambda work: function(work, argument), argument, cast("Future[object]", future)))
+        return future
+
+    def submit_on_loop(self, function: Callable[[Workspace, A], R], argument: A) -> LoopFuture[R]:
+        """Queue a request of the running event loop, which is woken once a batch."""
+        future: LoopFuture[R] = LoopFuture(loop=asyncio.get_running_loop())
+        self._take(_Request(lambda work: function(work, argument), argument, cast("LoopFuture[object]", future)))
+        return future
+
+    def run_now(
+        self, function: Callable[[Workspace, A], R], argument: A, held: list[BaseException] | None = None
+    ) -> R:
+        """Run a request and give its answer: on this thread when the lane is idle, else through its queue.
+
+        Never on the main thread: an interrupt there would break into the exchange with the server, and nobody could
+        say what became of it. Waiting for the lane's thread can be interrupted at no cost.
+        """
+        if self._lead.locked() or threading.current_thread() is threading.main_thread():
+            return wait_held(self.submit(function, argument), held)
+        with self._lead:
+            self._check_open()
+            answer, error = self._one(_Request(lambda work: function(work, argument), argument, Future()))
+        if error is not None:
+            raise error
+        return cast("R", answer)
+
+    def _take(self, request: _Request) -> None:
+        with self._gate:
+            self._check_open()
+            self._queue.put(request)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name=f"endstop-writer-{self._name}", daemon=True)
+                self._thread.start()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            msg = "the store was closed: open it again"
+            raise GuardClosedError(msg)
+
+    def close(self) -> None:
+        """Finish what was taken; whoever leads at this moment finishes first."""
+        with self._gate:
+            self._closed = True
+            self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        with self._lead:
+            self._work.drop()
+
+    # -- the thread
+
+    def _loop(self) -> None:
+        last = False
+        while not last:
+            request = self._queue.get()
+            # The lead first: what comes while we wait for it goes into the same transaction.
+            with self._lead:
+                batch, last = self._gather(request)
+                outcomes = self._commit_batch(batch)
+            _tell(batch, outcomes)
+
+    def _gather(self, request: _Request | None) -> tuple[list[_Request], bool]:
+        """What waits now, up to `BATCH_MAX`, without what its waiter has cancelled; and whether the end was in it."""
+        batch: list[_Request] = []
+        while request is not None:
+            if request.starts():
+                batch.append(request)
+            if len(batch) >= BATCH_MAX:
+                return batch, False
+            try:
+                request = self._queue.get_nowait()
+            except queue.Empty:
+                return batch, False
+        return batch, True
+
+    # -- transactions; the lead is held
+
+    def _commit_batch(self, batch: list[_Request]) -> list[_Outcome]:
+        """What became of each request of a batch. Never raises: somebody waits for every one of them."""
+        if len(batch) > 1:
+            try:
+                return self._try(batch, together=True)
+            except CommitUnknownError as error:
+                return [_Outcome(None, error) for _ in batch]
+            except Exception:  # noqa: S110  # undone: its waiter hears of it when the requests run one by one
+                pass
+        return [self._one(request) for request in batch]
+
+    def _one(self, request: _Request) -> _Outcome:
+        """One request in a transaction of its own, again while others come first."""
+        for _ in range(TRIES_MAX):
+            try:
+                return self._try([request], together=False)[0]
+            except StaleError:
+                continue
+            except Exception as error:  # it belongs to its own waiter alone
+                return _Outcome(None, error)
+        msg = f"the records changed or the connection broke {TRIES_MAX} times in a row; nothing was written: try again"
+        return _Outcome(None, StoreUnavailableError(msg))
+
+    def _try(self, batch: list[_Request], *, together: bool) -> list[_Outcome]:
+        """One transaction. Raises StaleError when nothing was written and the same may be tried again."""
+        work = self._work
+        plan = plan_of(request.argument for request in batch)
+        with mapped("transaction"), self._link.pooled() as connection:
+            # 1. Up to the COMMIT, whatever fails has written nothing.
+            try:
+                self._enter(connection)
+                work.begin(connection, plan)
+                outcomes = self._apply(batch, together=together)
+            except BaseException as error:
+                raise self._undone(connection, error) from error
+            # 2. From here on the answer may be lost.
+            written = work.writes > 0
+            try:
+                work.commit(self._writer_id, self._batch_no + 1)
+            except BaseException as error:
+                if not isinstance(error, psycopg.Error) or not is_lost(error, connection):
+                    raise self._undone(connection, error) from error
+                work.drop()
+                if not written or not self._reads_back():
+                    raise StaleError from error
+        if written:
+            self._batch_no += 1
+            self._written(plan)
+        return outcomes
+
+    def _apply(self, batch: list[_Request], *, together: bool) -> list[_Outcome]:
+        """Do the work of each request. A failure that can have left something undoes them all."""
+        work = self._work
+        outcomes: list[_Outcome] = []
+        for request in batch:
+            before = work.writes
+            try:
+                outcomes.append(_Outcome(request.work(work), None))
+            except (StoreError, psycopg.Error):
+                raise
+            except Exception as error:  # it belongs to its own waiter alone
+                if not together or work.writes != before or work.tainted:
+                    raise
+                outcomes.append(_Outcome(None, error))
+        return outcomes
+
+    def _undone(self, connection: psycopg.Connection, error: BaseException) -> BaseException:
+        """Undo the transaction; gives what to raise."""
+        self._work.drop()
+        if isinstance(error, psycopg.Error) and is_lost(error, connection):
+            return StaleError("the connection broke before the COMMIT")
+        if not connection.closed:
+            connection.execute(b"ROLLBACK")
+        if not isinstance(error, psycopg.Error):
+            return error
+        if is_stale(error):
+            return StaleError("another transaction was first")
+        return store_fault(error, "transaction")
+
+    def _enter(self, connection: psycopg.Connection) -> None:
+        """Make this lane known in the database, before its first transaction and after a lost one."""
+        if not self._writer_id:
+            name = self._new_key()[:16].hex()
+            self.writer_ids.append(name)
+            connection.execute(sql("enter_writer"), {"writer_id": name})
+            self._writer_id, self._batch_no = name, 0
+
+    def _reads_back(self) -> bool:
+        """Whether the transaction whose answer was lost is committed. Raises CommitUnknownError when nobody can say."""
+        pause = threading.Event()
+        for _ in range(READ_BACK_MS_MAX // READ_BACK_STEP_MS):
+            try:
+                with self._link.fresh() as connection:
+                    connection.execute(sql("begin"))
+                    connection.execute(sql("bound"), settings())
+                    row = connection.execute(sql("committed_batch"), {"writer_id": self._writer_id}).fetchone()
+                    connection.execute(b"ROLLBACK")
+            except psycopg.Error:
+                pause.wait(READ_BACK_STEP_MS / 1_000)
+                continue
+            if row is not None:
+                return cast("int", row[0]) > self._batch_no
+            break
+        self._writer_id = ""
+        msg = "commit: it may or may not be in the database, which cannot be asked; read the records before going on"
+        raise CommitUnknownError(msg)
+
+
+# -- telling
+
+
+def _tell(batch: list[_Request], outcomes: list[_Outcome]) -> None:
+    """Let everybody know who waits; an event loop once for all its coroutines."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[LoopFuture[object], _Outcome]]] = {}
+    for request, outcome in zip(batch, outcomes, strict=True):
+        future = request.future
+        if isinstance(future, LoopFuture):
+            loops.setdefault(future.get_loop(), []).append((future, outcome))
+        else:
+            _settle([(future, outcome)])
+    for loop, told in loops.items():
+        try:
+            loop.call_soon_threadsafe(_settle, told)
+        except RuntimeError:
+            continue  # the loop was closed: nobody waits there any more
+
+
+def _settle(told: Sequence[tuple[Future[object] | LoopFuture[object], _Outcome]]) -> None:
+    for future, (answer, error) in told:
+        if error is None:
+            future.set_result(answer)
+        else:
+            future.set_exception(error)
