@@ -175,6 +175,7 @@ class PostgresServer:
         self._account = account
         self._process: subprocess.Popen[bytes] | None = None
         self._names = itertools.count(1)
+        self._spare: list[str] = []
         self._removed = False
         atexit.register(self.remove)
 
@@ -283,14 +284,23 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
-        """The URL of a new, empty database, dropped afterwards."""
-        name = f"test_{next(self._names)}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        """The URL of an empty database; its connections are broken and its store is dropped afterwards."""
+        if not self._spare:
+            name = f"test_{next(self._names)}"
+            self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+            self._spare.append(name)
+        name = self._spare.pop()
         try:
             yield self.url(name)
         finally:
             if self._process is not None:
-                self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+                self.disconnect(name)
+                self.execute("DROP SCHEMA IF EXISTS endstop CASCADE", name)
+                self._spare.append(name)
+
+    def disconnect(self, database: str) -> int:
+        """Terminate every session in a database; gives how many there were."""
+        return len(self.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"))
 
     def remove(self) -> None:
         """Stop it and remove its folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import get_type_hints
 
 import pytest
 
@@ -154,6 +155,12 @@ def test_a_decision_a_result_and_an_envelope_speak_json() -> None:
         run_id="r", generation=1, terminal_reason=Reason.STEP_CAP, next_allowed_action=NextAction.RESUME_AFTER_CHANGE
     )
     assert envelope.to_json()["terminal_reason"] == "step_cap"
+
+
+def test_words_are_their_enums_for_whoever_reads_annotations() -> None:
+    hints = get_type_hints(ToolResult)
+    assert hints["status"] is endstop.Status
+    assert hints["error_class"] == endstop.ErrorClass | None
 
 
 def test_words_may_be_written_as_plain_text_and_are_read_as_members() -> None:

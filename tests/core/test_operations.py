@@ -183,7 +183,7 @@ def test_each_state_of_an_operation_has_its_answer(state: str, action: Action, r
 
 def test_every_state_is_in_the_table_above() -> None:
     tried = set(OperationState)
-    table = test_each_state_of_an_operation_has_its_answer.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    table = test_each_state_of_an_operation_has_its_answer.pytestmark[0].args[1]  # type: ignore[attr-defined]  # pytest's own mark
     assert tried <= {row[0] for row in table}
 
 

@@ -1,13 +1,16 @@
-"""What the runtime's tests share: a spec, a clock that stands still, and a way to open the same store more than once."""
+"""What the runtime's tests share: a spec, a clock that stands still, and ways to open one store more than once."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import endstop as es
 from endstop.runtime.guard import Guard
@@ -16,7 +19,7 @@ SPEC = es.Spec(what_it_does="tidies the list", what_it_does_not="deletes nothing
 WIDE = es.Limits(
     steps_max=10_000, turns_max=10_000, tokens_max=10**9, wall_ms_max=10**9, retries_max=1_000, handoffs_max=1_000
 )
-WRITE = es.ToolPolicy(effect="write", idempotency_key="{id}")
+WRITE = es.ToolPolicy(effect="write", idempotency_key="{key}")
 READ = es.ToolPolicy(effect="read")
 
 
@@ -80,3 +83,33 @@ def counting(answer: object = "ok") -> tuple[Callable[..., object], list[dict[st
         return answer(next(numbers)) if callable(answer) else answer
 
     return tool, calls
+
+
+@dataclass(slots=True)
+class Stopped:
+    """What came out of a block that was stopped. `value` is there once the block was left."""
+
+    error: es.RunStopped | None = None
+
+    @property
+    def value(self) -> es.RunStopped:
+        assert self.error is not None
+        return self.error
+
+    @property
+    def envelope(self) -> es.Envelope:
+        return self.value.envelope
+
+
+@contextmanager
+def stops(reason: str | None = None) -> Iterator[Stopped]:
+    """The block ends with RunStopped, for `reason` where one is given."""
+    stopped = Stopped()
+    try:
+        yield stopped
+    except es.RunStopped as error:
+        stopped.error = error
+        if reason is not None:
+            assert error.envelope.terminal_reason == reason
+    else:
+        pytest.fail("the run was not stopped")

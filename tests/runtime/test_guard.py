@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 import endstop as es
 from endstop.runtime.guard import DEFAULT_STORE
-from tests.runtime.scenes import READ, SPEC, WIDE, WRITE, Scene, StillClock, counting
+from tests.runtime.scenes import READ, SPEC, WIDE, WRITE, Scene, StillClock, counting, stops
 
 
 def test_the_contracts_durable_guard_works_as_it_is_written(scene: Scene) -> None:
@@ -143,7 +144,7 @@ def test_time_counts_only_while_somebody_is_inside(scene: Scene) -> None:
 
 def test_names_in_any_script_reach_the_ledger_as_plain_ones(scene: Scene) -> None:
     guard = scene.open()
-    with pytest.raises(es.RunStopped), guard.run(SPEC, run_id="r1", agent="Prüferin", labels={"größe": "klein"}) as run:
+    with stops(), guard.run(SPEC, run_id="r1", agent="Prüferin", labels={"größe": "klein"}) as run:
         run.call(counting()[0], {"ä": "ö"}, tool="wörterbuch", call_id="aufruf-ß", round_id="runde ∞")
         with run.model_call(model="anbieter:größer") as turn:
             turn.record(input_tokens=1)
@@ -200,7 +201,7 @@ def test_the_steps_cap_is_exact_with_a_hundred_threads(scene: Scene) -> None:
     guard = scene.open(es.Policy(limits=es.Limits(steps_max=27, wall_ms_max=600_000), tools={"look": READ}))
     tool, calls = counting(lambda number: number)
     halted = []
-    with pytest.raises(es.RunStopped) as stopped, guard.run(SPEC) as run:
+    with stops() as stopped, guard.run(SPEC) as run:
         gate = threading.Barrier(100)
 
         def work(number: int) -> None:
@@ -257,12 +258,12 @@ def test_the_policys_tools_and_a_declaration_are_judged_by_the_stricter(scene: S
     guard = scene.open(es.Policy(limits=WIDE, tools={"save": WRITE}))
 
     @es.tool(effect="read")
-    def save(id: str) -> str:
-        return id
+    def save(key: str) -> str:
+        return key
 
-    with pytest.raises(es.RunStopped) as stopped, guard.run(SPEC) as run:
-        run.call(save, {"id": "a"})
-        run.call(save, {"id": "a"})
+    with stops() as stopped, guard.run(SPEC) as run:
+        run.call(save, {"key": "a"})
+        run.call(save, {"key": "a"})
     assert stopped.value.envelope.terminal_reason is es.Reason.ALREADY_COMMITTED
 
 
@@ -283,7 +284,10 @@ def test_a_forked_child_may_not_go_on_with_its_parents_run(file_scene: Scene) ->
     with guard.run(SPEC) as run:
         run.call(counting()[0], {"a": 1}, tool="t")
         reading, writing = os.pipe()
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # Newer Pythons warn of a fork beside threads, which is the very thing that is tried here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if pid == 0:
             try:
                 run.call(counting()[0], {"a": 2}, tool="t")

@@ -38,7 +38,7 @@ class Altered(Step[object]):
 class Broken:
     """One way to be wrong, the steps that it breaks, and the rules that may find it."""
 
-    kinds: tuple[type[Step[object]], ...]
+    kinds: tuple[type, ...]
     change: Change
     found_by: frozenset[Rule]
     folds: bool = False
@@ -85,9 +85,11 @@ def _posts_nothing(step: Step[object], txn: RunTransaction) -> object:
 
 
 def _does_not_latch(step: Step[object], txn: RunTransaction) -> object:
-    ended, txn.evidence.ended = txn.evidence.ended, None
+    evidence = txn.evidence
+    ended, evidence.ended = evidence.ended, None
     answer = step.apply(txn)
-    txn.evidence.ended = txn.evidence.ended or ended
+    if txn.evidence.ended is None:
+        txn.evidence.ended = ended
     return answer
 
 
@@ -106,12 +108,12 @@ def _skips_a_number(step: Step[object], txn: RunTransaction) -> object:
 def _takes_failure_for_proof(step: Step[object], txn: RunTransaction) -> object:
     """Any exception means that nothing happened."""
     assert isinstance(step, SettleCall)
-    if step.lost:
-        said: ToolResult[object] = ToolResult(
-            status=Status.RETRYABLE, error_class=ErrorClass.TOOL_FAILED, side_effect_committed=False
-        )
-        step = replace(step, lost=False, result=said)
-    return step.apply(txn)
+    if not step.lost:
+        return step.apply(txn)
+    said: ToolResult[object] = ToolResult(
+        status=Status.RETRYABLE, error_class=ErrorClass.TOOL_FAILED, side_effect_committed=False
+    )
+    return replace(step, lost=False, result=said).apply(txn)
 
 
 def _ignores_orders(step: Step[object], txn: RunTransaction) -> object:

@@ -67,7 +67,8 @@ def test_a_seed_that_breaks_a_rule_is_printed_and_ends_with_1(monkeypatch: pytes
 
 
 def test_a_survey_in_which_a_fault_never_fires_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet = Tally(seeds=sim_cli.CHUNK_SEEDS, fired=tuple((fault.value, 1) for fault in Fault if fault is not Fault.ZOMBIE))
+    fired = tuple((fault.value, 1) for fault in Fault if fault is not Fault.ZOMBIE)
+    quiet = Tally(seeds=sim_cli.CHUNK_SEEDS, fired=fired)
     monkeypatch.setattr(sim_cli, "simulate_range", lambda start, count: quiet)
     ended = CliRunner().invoke(main, ["--seeds", str(sim_cli.SEEDS_FOR_EVERY_FAULT)])
     assert ended.exit_code == 1

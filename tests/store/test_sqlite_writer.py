@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import apsw
@@ -16,9 +15,10 @@ import pytest
 
 from endstop.core.events import Proposal
 from endstop.core.reasons import Effect
-from endstop.core.records import RunTransaction
+from endstop.core.records import OperationRecord, RunTransaction
 from endstop.core.steps import Step
 from endstop.core.steps_turn import ReserveChild
+from endstop.core.transitions import OperationState
 from endstop.errors import (
     CommitUnknownError,
     GuardClosedError,
@@ -28,14 +28,15 @@ from endstop.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from endstop.store.futures import LoopFuture, done_future, wait_held
+from endstop.store.futures import LoopFuture
 from endstop.store.port import RunQuery
 from endstop.store.sqlite import SqliteStore, reading, writer
 from endstop.store.sqlite import store as store_module
+from endstop.store.sqlite.encoding import is_settlement, outcome_values
 from endstop.store.sqlite.faults import commit_fault, store_fault
 from endstop.testing.store_contract_runs import check_ledger, entries_of
 from endstop.testing.store_samples import POLICY, AddStep, BreakOff, WriteOperation, new_run, operation
-from tests.store.kit import sqlite_store
+from tests.store.kit import Break, Held, add, sqlite_store
 
 
 @pytest.fixture
@@ -45,23 +46,6 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
     opened.open_run(new_run("b")).result()
     yield opened
     opened.close()
-
-
-def add(run_id: str = "a") -> AddStep:
-    return AddStep(run_id=run_id, now_us=1)
-
-
-class Held:
-    """The lead of a writer, taken: what is asked for meanwhile gathers into one batch."""
-
-    def __init__(self, store: SqliteStore) -> None:
-        self._lead = store._writer._lead
-
-    def __enter__(self) -> None:
-        self._lead.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lead.release()
 
 
 def test_what_gathers_is_committed_at_once(store: SqliteStore) -> None:
@@ -146,17 +130,6 @@ class Look(Step[list[str]]):
         return [f"{record.operation_id} {record.fence}" for record in txn.load_operations()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Break(Step[None]):
-    """A step with a fault of its own: any exception, after it has changed something."""
-
-    error: BaseException
-
-    def apply(self, txn: RunTransaction) -> None:
-        txn.append("user_input", 1, {})
-        raise self.error
-
-
 def test_a_bug_in_a_step_reaches_its_caller_and_writes_nothing(store: SqliteStore) -> None:
     before = entries_of(store)
     with pytest.raises(InvariantError):
@@ -165,100 +138,6 @@ def test_a_bug_in_a_step_reaches_its_caller_and_writes_nothing(store: SqliteStor
         store.transact(Break(run_id="a", now_us=1, error=ZeroDivisionError())).result()
     assert entries_of(store) == before
     assert store.transact_now(add()) == 1
-
-
-# -- Interrupts
-
-
-def test_an_interrupt_in_a_step_writes_nothing_and_is_raised(store: SqliteStore) -> None:
-    before = entries_of(store)
-    held: list[BaseException] = []
-    with pytest.raises(KeyboardInterrupt):
-        store.transact_now(Break(run_id="a", now_us=1, error=KeyboardInterrupt()), held)
-    assert held == []
-    assert entries_of(store) == before
-    assert store.transact_now(add()) == 1
-
-
-class Interrupted:
-    """A connection whose next COMMIT is interrupted just before, or just after, it is done."""
-
-    def __init__(self, store: SqliteStore, *, after: bool) -> None:
-        self._work = store._writer._work
-        self._real = self._work._execute
-        self._after = after
-
-    def __enter__(self) -> None:
-        def execute(sql: str, *values: object) -> object:
-            if sql != "COMMIT":
-                return self._real(sql, *values)  # type: ignore[arg-type]  # passed on
-            if self._after:
-                self._real(sql)
-            raise KeyboardInterrupt
-
-        self._work._execute = execute  # type: ignore[assignment]  # a fake in its place
-
-    def __exit__(self, *_: object) -> None:
-        self._work._execute = self._real
-
-
-def test_an_interrupt_after_the_commit_gives_the_answer_and_is_held(store: SqliteStore) -> None:
-    held: list[BaseException] = []
-    with Interrupted(store, after=True):
-        assert store.transact_now(add(), held) == 1
-    assert [type(signal) for signal in held] == [KeyboardInterrupt]
-    with Interrupted(store, after=True), pytest.raises(KeyboardInterrupt):
-        store.transact_now(add())
-    assert store.transact_now(add()) == 3
-
-
-def test_an_interrupt_before_the_commit_undoes_the_transaction(store: SqliteStore) -> None:
-    held: list[BaseException] = []
-    with Interrupted(store, after=False), pytest.raises(KeyboardInterrupt):
-        store.transact_now(add(), held)
-    assert held == []
-    assert store.transact_now(add()) == 1
-
-
-def test_a_transaction_that_an_interrupt_left_open_is_undone_by_the_next(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second interrupt falls into the undoing of the first."""
-    work = store._writer._work
-    with monkeypatch.context() as patch:
-        patch.setattr(type(work), "rollback", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            store.transact_now(BreakOff(run_id="a", now_us=1))
-    assert work.in_transaction
-    assert store.transact_now(add()) == 1
-    check_ledger(store)
-
-
-def test_an_interrupt_while_waiting_is_held_until_the_commit(store: SqliteStore) -> None:
-    """A real signal reaches the thread that waits for another's batch: the answer comes, then the interrupt."""
-    held: list[BaseException] = []
-    lead = store._writer._lead
-    lead.acquire()
-    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    threading.Timer(0.3, lead.release).start()
-    assert store.transact_now(add(), held) == 1
-    assert [type(found) for found in held] == [KeyboardInterrupt]
-
-
-def test_an_interrupt_that_nobody_holds_is_raised_after_the_commit(store: SqliteStore) -> None:
-    lead = store._writer._lead
-    lead.acquire()
-    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    threading.Timer(0.3, lead.release).start()
-    with pytest.raises(KeyboardInterrupt):
-        store.transact_now(add())
-    assert store.transact_now(add()) == 2
-
-
-def test_a_done_future_is_told_at_once() -> None:
-    assert wait_held(done_future(lambda: 3), None) == 3
-    with pytest.raises(ZeroDivisionError):
-        wait_held(done_future(lambda: 1 // 0), [])
 
 
 # -- Faults
@@ -383,6 +262,72 @@ def test_a_loop_that_is_gone_disturbs_nobody(store: SqliteStore) -> None:
 
 async def _given(ask: Callable[[], object]) -> list[LoopFuture[int]]:
     return [await ask()]  # type: ignore[misc]  # a coroutine function
+
+
+def test_a_busy_synchronous_caller_does_not_starve_the_queue(store: SqliteStore) -> None:
+    """One that leads again and again joins the queue as soon as the writer's thread wants the lead."""
+    done = threading.Event()
+    led = []
+
+    def hurry() -> None:
+        while not done.is_set():
+            led.append(store.transact_now(add("b")))
+
+    thread = threading.Thread(target=hurry)
+    thread.start()
+    try:
+        for number in range(1, 21):
+            before = len(led)
+            assert store.transact(add("a")).result(30) == number
+            assert len(led) - before < 200
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_whoever_could_lead_queues_behind_the_waiting_thread(store: SqliteStore) -> None:
+    store._writer._next = True
+    before = store._writer._thread
+    assert store.transact_now(add()) == 1
+    assert store._writer._thread is not None
+    assert before in (None, store._writer._thread)
+    assert store._writer._next is False
+
+
+def test_a_read_that_was_interrupted_leaves_no_transaction(store: SqliteStore) -> None:
+    store._reader._connection.execute("BEGIN")
+    store.transact_now(add())
+    run = store.run("a").result()
+    assert run is not None
+    assert run.counters.steps == 1
+    assert not store._reader._connection.in_transaction
+
+
+def test_a_settlement_changes_only_what_its_statement_writes() -> None:
+    """A new field of the record must be put on one side or the other."""
+    before = operation("op", "a")
+    written = {"state", "settled_at_us", "not_before_us", "outcome", "result_kind", "result", "result_digest", "reason"}
+    for item in fields(OperationRecord):
+        if item.name in written or item.name == "operation_id":
+            continue
+        other = replace(before, **{item.name: "other" if isinstance(getattr(before, item.name), str) else 77})
+        assert not is_settlement(before, other), item.name
+    after = replace(before, state=OperationState.COMMITTED, settled_at_us=1, not_before_us=2, outcome="applied",
+                    result_kind="inline", result=b"x", result_digest="y", reason="z")  # fmt: skip
+    assert is_settlement(before, after)
+    assert len(outcome_values(after)) == len(written) + 2
+
+
+def test_an_owner_that_changed_at_the_same_fence_is_written_in_full(store: SqliteStore) -> None:
+    """The short way of a settlement is taken only for what it writes."""
+    first = operation("op", "a")
+    second = replace(first, owner_id="owner-2", reason="moved")
+    store.transact_now(WriteOperation(run_id="a", now_us=1, record=first, expected_fence=0))
+    store.transact_now(WriteOperation(run_id="a", now_us=1, record=second, expected_fence=1))
+    assert store.operations().result() == (second,)
+    third = replace(second, state=OperationState.COMMITTED, outcome="applied", settled_at_us=5)
+    store.transact_now(WriteOperation(run_id="a", now_us=1, record=third, expected_fence=1))
+    assert store.operations().result() == (third,)
 
 
 def test_a_cancelled_request_is_left_out_of_its_batch(store: SqliteStore) -> None:

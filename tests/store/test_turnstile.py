@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from endstop.errors import StoreUnavailableError
+from endstop.store.sqlite import turnstile as turnstile_module
 from endstop.store.sqlite.turnstile import Turnstile
 
 
@@ -136,27 +137,38 @@ def test_the_one_at_the_turn_is_before_all_others(folder: Path) -> None:
         gate.close()
 
 
-def test_a_lock_granted_in_the_last_moment_is_kept(folder: Path) -> None:
-    """Between the end of the wait and giving up, the lock may still come."""
+def test_an_interrupt_while_waiting_leaves_no_place_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the turn nor, when it comes at last, the lock."""
     one, two = turnstile(folder), turnstile(folder)
     one.enter()
 
-    class Late(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            one.leave()
-            super().wait(10)
-            return False
+    def interrupted(self: threading.Event, timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
 
-    original = threading.Event
-    threading.Event = Late  # type: ignore[misc]  # the wait that ends too soon
-    try:
-        two.enter()
-    finally:
-        threading.Event = original  # type: ignore[misc]  # back
-    assert not free(folder, "lock")
-    two.leave()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Event, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            two.enter()
+    one.leave()
+    assert eventually(lambda: free(folder, "lock") and free(folder, "turn"))
     one.close()
     two.close()
+
+
+def test_an_interrupt_at_the_turn_gives_it_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = turnstile(folder)
+    real = turnstile_module._taken
+
+    def interrupted(fd: int) -> bool:
+        real(fd)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turnstile_module, "_taken", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gate.enter()
+    assert free(folder, "turn")
+    gate.close()
 
 
 def test_closing_does_not_wait_for_ever_for_a_place_in_the_queue(folder: Path) -> None:

@@ -11,8 +11,7 @@ from endstop.store import transact, workspace
 from endstop.store.rows import bounded, controls_for, has_labels, ledger_row
 from endstop.testing.store_contract_runs import check_ledger, order, raises
 from endstop.testing.store_samples import AddStep, new_run, reserve, settle
-from tests.store.kit import memory_store, sqlite_store
-from tests.store.test_sqlite_writer import Held
+from tests.store.kit import Held, memory_store, sqlite_store
 
 
 def test_a_workspace_lets_go_of_runs_that_it_has_not_used_for_long(

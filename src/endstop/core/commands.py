@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from endstop.core.steps import Step
 
 __all__ = [
-    "Command", "Execute", "Flow", "NotSent", "Recall", "RecoverOwner", "Remember", "Returned", "Transact", "perform",
+    "CallCut", "Command", "Execute", "Flow", "Recall", "RecoverOwner", "Remember", "Returned", "Transact", "perform",
 ]  # fmt: skip
 
 A = TypeVar("A")
@@ -44,18 +44,23 @@ class Returned:
     took_us: int = 0
 
 
-class NotSent(BaseException):
-    """What a driver throws in place of executing: `signal` came before the tool was called, so nothing was sent."""
+class CallCut(BaseException):
+    """What a driver throws into a pipeline in place of a tool's outcome, when the bare `signal` would not say enough.
 
-    def __init__(self, signal: BaseException) -> None:
+    `sent` False: it came before the tool was called, so nothing was sent. A GeneratorExit comes in this way too, because
+    a bare one means that the pipeline itself is dropped.
+    """
+
+    def __init__(self, signal: BaseException, *, sent: bool) -> None:
         super().__init__(signal)
         self.signal = signal
+        self.sent = sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execute(Command[Returned]):
     """Call the tool, outside any transaction. A cancellation or interrupt is thrown into the pipeline; one that came
-    before the tool was called, as NotSent."""
+    before the tool was called, as CallCut."""
 
     proposal: Proposal
     operation: OperationRecord | None

@@ -86,11 +86,11 @@ def _judge_call(
     refused = _refused_by_host(policy, evidence, proposal)
     if refused is not None:
         return refused
-    # 4. A second copy in one message is no call of its own: its twin has been, or will be, answered.
-    if proposal.round_id is not None:
-        copy = _round_copy(policy, evidence, proposal)
-        if copy is not None:
-            return copy
+    # 4. A second copy in one message is no call of its own: its twin has been, or will be, answered. One that a
+    # ladder lets through is a call like any other, and everything after this rule still stands before it.
+    note = None if proposal.round_id is None else _round_copy(policy, evidence, proposal)
+    if note is not None and note.action is not Action.EXECUTE:
+        return note
     # 5. The committed operation.
     if operation is not None:
         known = _operation(policy, evidence, proposal, operation)
@@ -100,12 +100,13 @@ def _judge_call(
     trip = loops.cycle_before(policy.limits, evidence, proposal) or loops.same_call_before(
         policy.limits, evidence, proposal
     )
-    if trip is not None:
+    if trip is not None and note is None:
         return climb(policy, evidence, trip)
     # 7. The rest: polls that come too soon, retries and their waits.
-    return _too_soon(policy, evidence, proposal, now_us) or _retry(
+    last = _too_soon(policy, evidence, proposal, now_us) or _retry(
         policy, evidence, proposal, now_us, controls, operation
     )
+    return last if note is None else _noted(note, last)
 
 
 def decide_turn(
@@ -217,8 +218,10 @@ def _wall_clock(policy: Policy, evidence: Evidence, now_us: int) -> Verdict | No
 
 
 def _noted(note: Verdict, verdict: Verdict) -> Verdict:
-    """`verdict`, with the cap's note where it has nothing to say itself."""
-    return verdict if verdict.reason is not None else replace(note, is_retry=verdict.is_retry)
+    """`verdict`, with the note where it lets the call go and has nothing to say itself."""
+    if verdict.reason is not None or verdict.action is not Action.EXECUTE:
+        return verdict
+    return replace(note, is_retry=verdict.is_retry)
 
 
 def _no_room(limit_name: str, limit: int, value: int) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 from endstop.core import fold
@@ -10,7 +10,7 @@ from endstop.core.entries import safe_name
 from endstop.core.envelope import CallNote, Envelope, LedgerSpan, OperationNote
 from endstop.core.events import Verdict
 from endstop.core.messages import message_of
-from endstop.core.model import MESSAGE_CHARS_MAX
+from endstop.core.model import MESSAGE_CHARS_MAX, NO_DETAIL, Detail
 from endstop.core.propose import argument_note
 from endstop.core.reasons import ENDINGS, Action, Reason
 from endstop.core.transitions import OperationState, RunEvent, run_next
@@ -24,6 +24,7 @@ __all__ = ["IN_DOUBT_STATES", "LeftBehind", "call_note", "end_run", "figures", "
 
 IN_DOUBT_STATES = frozenset({OperationState.EXECUTING, OperationState.UNKNOWN, OperationState.MANUAL})
 OPERATIONS_LISTED_MAX = 200
+_FIGURES = tuple(item.name for item in fields(Detail) if item.name not in ("tool", "rule"))
 
 
 def call_note(proposal: Proposal) -> CallNote:
@@ -39,10 +40,10 @@ def call_note(proposal: Proposal) -> CallNote:
 
 def figures(verdict: Verdict) -> dict[str, object]:
     """A verdict's detail as entry fields: names and whole numbers only."""
-    found = {name: value for name, value in asdict(verdict.detail).items() if value is not None}
-    found.pop("tool", None)
-    found.pop("rule", None)
-    return {f"d.{name}": value for name, value in found.items()}
+    detail = verdict.detail
+    if detail is NO_DETAIL:
+        return {}
+    return {f"d.{name}": value for name in _FIGURES if (value := getattr(detail, name)) is not None}
 
 
 def end_run(

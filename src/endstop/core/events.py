@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from endstop.core.model import NO_DETAIL, Detail
 from endstop.core.reasons import Action
-from endstop.core.slots import filled_by_slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +33,6 @@ __all__ = [
 ]
 
 
-@filled_by_slot
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """A tool call as the guards see it.
@@ -93,7 +91,6 @@ GO: Final = Verdict()
 RETRY: Final = Verdict(is_retry=True)
 
 
-@filled_by_slot
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A settled call as it is folded: made once by `observe`, written to the ledger, read back by replay.

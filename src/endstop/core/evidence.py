@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Final
 
 import orjson
@@ -207,7 +208,13 @@ class Evidence:
 
     def pack(self) -> bytes:
         """This evidence as JSON bytes."""
-        return orjson.dumps([FORMAT, [_packed(getattr(self, name)) for name in _FIELD_NAMES]])
+        values: list[object] = list(_values_of(self))
+        # Packed once a step: only these two have parts that JSON does not know.
+        if self.last is not None:
+            values[_AT_LAST] = _packed_last(self.last)
+        if self.pending:
+            values[_AT_PENDING] = {name: _pending_parts(call) for name, call in self.pending.items()}
+        return orjson.dumps([FORMAT, values])
 
     @classmethod
     def unpack(cls, data: bytes) -> Evidence:
@@ -226,26 +233,17 @@ class Evidence:
 
 
 _FIELD_NAMES: Final = tuple(item.name for item in fields(Evidence))
+_AT_LAST: Final = _FIELD_NAMES.index("last")
+_AT_PENDING: Final = _FIELD_NAMES.index("pending")
+_values_of = attrgetter(*_FIELD_NAMES)
+_pending_parts = attrgetter(*(item.name for item in fields(Pending)))
 
 
-_PENDING_PARTS: Final = tuple(item.name for item in fields(Pending))
-
-
-def _packed(value: object) -> object:
-    if type(value) is LastAnswer:
-        sketch = value.sketch
-        if sketch is None and value.text is not None:
-            sketch = sketch_of(value.text)
-        parts = None if sketch is None else sketch.pack()
-        return [value.fingerprint, value.answer, value.count, parts]
-    if type(value) is dict and value:
-        first = next(iter(value.values()))
-        if type(first) is Pending:
-            return {
-                name: [getattr(call, part) for part in _PENDING_PARTS]
-                for name, call in value.items()
-            }
-    return value
+def _packed_last(last: LastAnswer) -> list[object]:
+    sketch = last.sketch
+    if sketch is None and last.text is not None:
+        sketch = sketch_of(last.text)
+    return [last.fingerprint, last.answer, last.count, None if sketch is None else sketch.pack()]
 
 
 def _restore(evidence: Evidence) -> None:

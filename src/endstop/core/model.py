@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from endstop.core.reasons import Action, Change, ErrorClass, OptionalWord, Reason, Status, Word
-from endstop.core.slots import filled_by_slot
 from endstop.errors import SpecInvalidError, UsageError
 
 if TYPE_CHECKING:
@@ -274,7 +273,6 @@ class Decision:
         return decision_json(self)
 
 
-@filled_by_slot
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execute(Decision):
     """The call may go out."""

@@ -17,7 +17,7 @@ from endstop.core.evidence import ANSWER_CHARS_KEPT, NEEDS_CHANGE, kept_version
 from endstop.core.model import COUNT_MAX, ToolResult, Version
 from endstop.core.propose import progress_source
 from endstop.core.reasons import Effect, ErrorClass, Status
-from endstop.core.slots import filled_by_slot
+from endstop.core.slots import open_twin, sealed
 from endstop.errors import NotCanonicalError
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ _DIGITS: Final = re.compile(r"\d+")
 _ADDRESSES: Final = re.compile(r"0x[0-9a-fA-F]+")
 
 
-@filled_by_slot
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """A result as digests. `retry_after_ms` is None when no retry is meant, or `NEEDS_CHANGE`."""
@@ -51,6 +50,10 @@ class Measured:
     retry_after_ms: int | None = None
     sketch: Sketch | None = field(default=None, repr=False)
     text: str | bytes | None = field(default=None, repr=False)
+
+
+_OPEN_MEASURED: Final = open_twin(Measured)
+_OPEN_OBSERVATION: Final = open_twin(Observation)
 
 
 def as_result(value: object) -> ToolResult[object]:
@@ -111,7 +114,7 @@ def measure(
     version = None
     if result.progress_version is not None or tool.progress is not None:
         version = _version(result, tool)
-    return Measured(
+    made = _OPEN_MEASURED(
         status=result.status,
         failed=failed,
         answer=digest(data, key),
@@ -124,6 +127,7 @@ def measure(
         sketch=likeness.sketch(text) if sketched and text is not None else None,
         text=text,
     )
+    return sealed(made, Measured)
 
 
 def observe(evidence: Evidence, proposal: Proposal, measured: Measured, now_us: int) -> Observation:
@@ -144,7 +148,7 @@ def observe(evidence: Evidence, proposal: Proposal, measured: Measured, now_us: 
         changed = known is not None and head not in known
     wait_ms = measured.retry_after_ms
     not_before_us = wait_ms if wait_ms is None or wait_ms == NEEDS_CHANGE else now_us + wait_ms * 1_000
-    return Observation(
+    made = _OPEN_OBSERVATION(
         tool=proposal.tool,
         effect=proposal.effect,
         fingerprint=proposal.fingerprint,
@@ -167,6 +171,7 @@ def observe(evidence: Evidence, proposal: Proposal, measured: Measured, now_us: 
         sketch=measured.sketch,
         text=measured.text,
     )
+    return sealed(made, Observation)
 
 
 def _identity(evidence: Evidence, proposal: Proposal, measured: Measured) -> str:

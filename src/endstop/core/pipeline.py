@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from endstop.core.answers import answer_to_refusal, failure_of
 from endstop.core.codec import result_from
-from endstop.core.commands import Execute, Flow, NotSent, Recall, RecoverOwner, Remember, Returned, Transact, perform
+from endstop.core.commands import CallCut, Execute, Flow, Recall, RecoverOwner, Remember, Returned, Transact, perform
 from endstop.core.messages import warning_of
 from endstop.core.model import ToolResult
 from endstop.core.observe import as_result, checked, measure
@@ -73,37 +73,32 @@ def halted(envelope: Envelope | None) -> RunHalted:
 
 def guarded_call(request: CallRequest) -> Flow[ToolResult[object]]:
     """Guard one tool call. Gives the result; raises RunHalted, OutcomeUnknownError or the tool's own exception."""
-    # 1. Reserve: decided and durable before one byte leaves. A dead owner is recovered once, then asked again.
-    reserved = yield from _reserve(request)
-    blocker = reserved.stored
-    in_progress = reserved.verdict.reason is Reason.IN_PROGRESS
-    if in_progress and blocker is not None and (yield from perform(RecoverOwner(operation=blocker))):
-        reserved = yield from _reserve(request)
-    if reserved.verdict.action is not Action.EXECUTE:
-        return (yield from _not_executed(request, reserved))
-    # 2. Execute, outside any transaction. Whatever breaks in here leaves the outcome open.
-    outcome = yield from _execute(request, reserved)
-    # 3. Settle: outcome, evidence, entry and the decision that follows, in one transaction.
-    settled = yield from _settle(request, reserved.operation, outcome)
-    # 4. What follows.
-    return (yield from _after(request, reserved.verdict, settled, outcome))
-
-
-def _reserve(request: CallRequest) -> Flow[CallReserved]:
-    step = ReserveCall(
-        run_id=request.run_id, now_us=request.now_us(), policy=request.policy, proposal=request.proposal,
-        operation_id=request.operation_id, owner_id=request.owner_id, generation=request.generation,
-        input_digest=request.input_digest, actor=request.actor,
-    )  # fmt: skip
+    stage = _Stage()
     try:
-        return (yield from perform(Transact(step=step)))
+        return (yield from _guarded(request, stage))
     except GeneratorExit:
         raise
+    except CallCut as cut:
+        yield from _lose(request, stage.operation, cut.signal, sent=cut.sent)
+        raise cut.signal from None
     except BaseException as error:
-        # Unless the store says that nothing was written, the intent may be durable; the tool was not called.
-        if isinstance(error, CommitUnknownError) or not isinstance(error, EndstopError):
-            yield from _lose(request, None, error, sent=False)
+        # Whatever broke, wherever it fell: a call that was let through is settled, or recorded as lost.
+        if stage.is_open:
+            yield from _lose(request, stage.operation, error, sent=stage.is_sent)
+            if stage.is_sent and isinstance(error, Exception):
+                raise _open_ended(request, stage.operation, error) from error
         raise
+
+
+class _Stage:
+    """How far a call has come: whether it may own a place in the records, and whether the tool may have been called."""
+
+    __slots__ = ("is_open", "is_sent", "operation")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.is_sent = False
+        self.operation: OperationRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,62 +112,73 @@ class _Outcome:
     took_us: int
 
 
-def _execute(request: CallRequest, reserved: CallReserved) -> Flow[_Outcome]:
+def _guarded(request: CallRequest, stage: _Stage) -> Flow[ToolResult[object]]:
+    # 1. Reserve: decided and durable before one byte leaves. A dead owner is recovered once, then asked again.
+    reserved = yield from _reserve(request, stage)
+    blocker = reserved.stored
+    in_progress = reserved.verdict.reason is Reason.IN_PROGRESS
+    if in_progress and blocker is not None and (yield from perform(RecoverOwner(operation=blocker))):
+        reserved = yield from _reserve(request, stage)
+    if reserved.verdict.action is not Action.EXECUTE:
+        return (yield from _not_executed(request, reserved))
+    # 2. Execute, outside any transaction. Whatever breaks in here leaves the outcome open.
+    stage.is_sent = True
+    returned: Returned = yield from perform(
+        Execute(
+            proposal=request.proposal, operation=reserved.operation, call=request.call,
+            deadline_us=_deadline(request, reserved),
+        )
+    )  # fmt: skip
+    outcome = _judged(request, returned)
+    # 3. Settle: outcome, evidence, entry and the decision that follows, in one transaction.
+    settled = yield from _settle(request, stage, outcome)
+    # 4. What follows.
+    return (yield from _after(request, reserved.verdict, settled, outcome))
+
+
+def _reserve(request: CallRequest, stage: _Stage) -> Flow[CallReserved]:
+    step = ReserveCall(
+        run_id=request.run_id, now_us=request.now_us(), policy=request.policy, proposal=request.proposal,
+        operation_id=request.operation_id, owner_id=request.owner_id, generation=request.generation,
+        input_digest=request.input_digest, actor=request.actor,
+    )  # fmt: skip
+    stage.is_open = True
     try:
-        returned: Returned = yield from perform(
-            Execute(
-                proposal=request.proposal, operation=reserved.operation, call=request.call,
-                deadline_us=_deadline(request, reserved),
-            )
-        )  # fmt: skip
-        return _judged(request, returned)
-    except GeneratorExit:
+        reserved = yield from perform(Transact(step=step))
+    except CommitUnknownError:
+        raise  # the intent may be durable
+    except EndstopError:
+        stage.is_open = False  # the store says that nothing was written
         raise
-    except NotSent as stop:
-        yield from _lose(request, reserved.operation, stop.signal, sent=False)
-        raise stop.signal from None
-    except Exception as error:
-        yield from _lose(request, reserved.operation, error, sent=True)
-        raise _open_ended(request, reserved.operation, error) from error
-    except BaseException as signal:
-        yield from _lose(request, reserved.operation, signal, sent=True)
-        raise
+    stage.operation = reserved.operation
+    stage.is_open = reserved.verdict.action is Action.EXECUTE
+    return reserved
 
 
-def _settle(request: CallRequest, operation: OperationRecord | None, outcome: _Outcome) -> Flow[CallSettled]:
+def _settle(request: CallRequest, stage: _Stage, outcome: _Outcome) -> Flow[CallSettled]:
     step = SettleCall(
         run_id=request.run_id, now_us=request.now_us(), policy=request.policy, tool=request.tool,
-        proposal=request.proposal, measured=outcome.measured, result=outcome.result, operation=operation,
+        proposal=request.proposal, measured=outcome.measured, result=outcome.result, operation=stage.operation,
         took_us=outcome.took_us, lost=outcome.lost, actor=request.actor,
     )  # fmt: skip
     try:
-        try:
-            return (yield from perform(Transact(step=step)))
-        except StoreUnavailableError:
-            # Nothing was written, and what the tool did is known now and never again.
-            return (yield from perform(Transact(step=step)))
-    except GeneratorExit:
-        raise
-    except Exception as error:
-        yield from _lose(request, operation, error, sent=True)
-        raise _open_ended(request, operation, error) from error
-    except BaseException as signal:
-        yield from _lose(request, operation, signal, sent=True)
-        raise
+        settled = yield from perform(Transact(step=step))
+    except StoreUnavailableError:
+        # Nothing was written, and what the tool did is known now and never again.
+        settled = yield from perform(Transact(step=step))
+    stage.is_open = False
+    return settled
 
 
 def _lose(request: CallRequest, operation: OperationRecord | None, cause: BaseException, *, sent: bool) -> Flow[None]:
     """Record that the call has no outcome. When that fails too, its record stays "executing", which blocks as well."""
+    step = LoseCall(
+        run_id=request.run_id, now_us=request.now_us(), proposal=request.proposal, operation=operation,
+        operation_id=request.operation_id, owner_id=request.owner_id, cause=type(cause).__name__, sent=sent,
+        actor=request.actor,
+    )  # fmt: skip
     try:
-        yield from perform(
-            Transact(
-                step=LoseCall(
-                    run_id=request.run_id, now_us=request.now_us(), proposal=request.proposal, operation=operation,
-                    operation_id=request.operation_id, owner_id=request.owner_id, cause=type(cause).__name__, sent=sent,
-                    actor=request.actor,
-                )
-            )
-        )  # fmt: skip
+        yield from perform(Transact(step=step))
     except StoreError as error:
         cause.add_note(f"the ledger could not record that call {request.proposal.call_id} ended so: {error}")
 

@@ -20,6 +20,7 @@ from endstop.core.entries import safe_name
 from endstop.core.events import Proposal
 from endstop.core.evidence import short_name
 from endstop.core.reasons import Effect, ErrorClass
+from endstop.core.slots import open_twin, sealed
 from endstop.errors import NotCanonicalError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ KEY_CHARS_MAX: Final = 255
 NOTED_ARGS_MAX: Final = 32
 WORD_CHARS_MAX: Final = 80
 _WRITE: Final = Effect.WRITE
+_OPEN_PROPOSAL: Final = open_twin(Proposal)
 _LONG_NUMBER: Final = re.compile(r"\d{19}")
 # Names of tools, agents and rounds come again and again.
 _known_name: Final = lru_cache(maxsize=1_024)(safe_name)
@@ -168,7 +170,7 @@ def propose(
     if store_key and fault is None:
         operation_fingerprint = fingerprint_of(call.tool, args, tool, store_key)
     name = _known_name(call.tool)
-    return Proposal(
+    made = _OPEN_PROPOSAL(
         tool=name,
         effect=tool.effect,
         fingerprint=fingerprint,
@@ -186,6 +188,7 @@ def propose(
         raw_tool="" if name == call.tool else call.tool,
         args=args,
     )
+    return sealed(made, Proposal)
 
 
 def _safe_id(text: str) -> str:

@@ -1,42 +1,51 @@
-"""A faster way to fill frozen records that are made on every call.
+"""A faster way to make the frozen records of one guarded call.
 
-A frozen dataclass sets each field through `object.__setattr__`, which looks the field up by name every time; for the
-records of one guarded call that is a fifth of the whole decision. `filled_by_slot` gives a record the same `__init__`,
-with the same keywords and defaults, that calls the slots' own setters instead. Nothing else about the record changes.
+A frozen dataclass sets each field through `object.__setattr__`, which costs more than the rest of a small decision. An
+open twin has the same fields and slots, but is not frozen; what it makes is sealed by giving it the frozen class. From
+then on it is a record like any other. Both halves stand in one function, next to each other:
+
+    made = OPEN_PROPOSAL(tool=..., ...)
+    return sealed(made, Proposal)
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-from typing import Final, TypeVar
+from dataclasses import field, fields, make_dataclass
+from typing import TypeVar, cast
 
-__all__ = ["filled_by_slot"]
+__all__ = ["filled_by_slot", "open_twin", "sealed"]
 
 R = TypeVar("R")
-_UNSET: Final = object()
+
+
+def open_twin(record: type[R]) -> type[R]:
+    """The open twin of a frozen, slotted, keyword-only dataclass without `__post_init__`."""
+    parts = [
+        (item.name, object, field(default=item.default, default_factory=item.default_factory))
+        for item in fields(record)  # type: ignore[arg-type]  # any dataclass; the type of a class cannot say so
+    ]
+    return cast("type[R]", make_dataclass(record.__name__, parts, slots=True, kw_only=True))
+
+
+def sealed(made: R, record: type[R]) -> R:
+    """`made`, as the frozen record that it stands for."""
+    made.__class__ = record
+    return made
 
 
 def filled_by_slot(record: type[R]) -> type[R]:
-    """Decorator above `@dataclass(frozen=True, slots=True, kw_only=True)`, for records without `__post_init__`."""
-    names: dict[str, object] = {"_unset": _UNSET}
-    takes: list[str] = []
-    lines: list[str] = []
-    for item in fields(record):  # type: ignore[arg-type]  # any dataclass; the type of a class cannot say so
-        names[f"_set_{item.name}"] = getattr(record, item.name).__set__
-        value = item.name
-        if item.default_factory is not MISSING:
-            names[f"_make_{item.name}"] = item.default_factory
-            takes.append(f"{item.name}=_unset")
-            value = f"_make_{item.name}() if {item.name} is _unset else {item.name}"
-        elif item.default is not MISSING:
-            names[f"_default_{item.name}"] = item.default
-            takes.append(f"{item.name}=_default_{item.name}")
-        else:
-            takes.append(item.name)
-        lines.append(f"    _set_{item.name}(self, {value})")
-    source = f"def __init__(self, *, {', '.join(takes)}):\n" + "\n".join(lines)
-    exec(source, names)  # noqa: S102  made of field names alone, as `dataclasses` itself does
-    made = names["__init__"]
-    made.__qualname__ = f"{record.__qualname__}.__init__"  # type: ignore[attr-defined]  # a function made by exec
-    record.__init__ = made  # type: ignore[assignment]  # the same signature, checked by test
+    """Decorator above a frozen dataclass: makes its instances through an open twin. It pays where defaults stay."""
+    twin = open_twin(record)
+    fill = record.__init__
+
+    def new(cls: type[R], **given: object) -> R:
+        # Without keywords it may be a copy or an unpickling, which fill what they get; `init` does it otherwise.
+        return sealed(twin(**given), cls) if given else object.__new__(cls)
+
+    def init(self: R, **given: object) -> None:
+        if not given:
+            fill(self)
+
+    record.__new__ = new  # type: ignore[assignment, method-assign]  # takes the same keywords
+    record.__init__ = init  # type: ignore[assignment]  # the same
     return record

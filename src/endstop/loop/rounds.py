@@ -232,7 +232,7 @@ class _Round:
 
     def unanswered(self, request: ToolRequest) -> ToolAnswer:
         """The answer to a call that was never started because the run ended first."""
-        result = ToolResult[object](
+        result: ToolResult[object] = ToolResult(
             status=Status.POLICY_BLOCKED, reason=Reason.LOOP_GUARD_TRIGGERED if self.signal else Reason.COMPLETE,
             error_class=ErrorClass.GUARD_BLOCKED, message="the run ended before this call was made; it was not made",
         )  # fmt: skip

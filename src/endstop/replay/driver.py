@@ -17,6 +17,7 @@ from endstop.core.evidence import PENDING_MAX, Evidence
 from endstop.core.messages import message_of
 from endstop.core.model import ToolCall, ToolResult, Usage
 from endstop.core.observe import Measured, checked, measure, observe
+from endstop.core.policy import ToolPolicy
 from endstop.core.propose import propose
 from endstop.core.reasons import Action, Effect, Status
 from endstop.replay.gauges import Gauges
@@ -24,6 +25,7 @@ from endstop.replay.marks import Logged, marks_of, new_log
 from endstop.replay.operations import Operations
 from endstop.replay.report import Judgement, RunReport, RunTotals, Sample, StopPoint
 from endstop.replay.trace import (
+    AnswerDigest,
     Event,
     RunEnd,
     RunHead,
@@ -31,7 +33,9 @@ from endstop.replay.trace import (
     TraceCall,
     TraceHandoff,
     TraceLost,
+    TracePause,
     TraceResult,
+    TraceStart,
     TraceTurn,
     TraceUsage,
     UserInput,
@@ -39,7 +43,7 @@ from endstop.replay.trace import (
 
 if TYPE_CHECKING:
     from endstop.core.events import Observation, Verdict
-    from endstop.core.policy import Policy, ToolPolicy
+    from endstop.core.policy import Policy
 
 __all__ = ["RunReplay"]
 
@@ -49,6 +53,7 @@ LEFT_MAX: Final = 256
 _EXECUTE: Final = Action.EXECUTE
 _STOP: Final = Action.STOP
 _NO_USAGE: Final = Usage()
+_DECLARED: Final = {effect: ToolPolicy(effect=effect) for effect in (Effect.READ, Effect.POLL, Effect.WAIT)}
 
 
 @dataclass(slots=True)
@@ -89,9 +94,9 @@ class RunReplay:
         self._last_us = self._now_us = 1
         self._first_us: int | None = None
         self._waited_us = 0
+        self._paused = False
         self._tools: dict[str, ToolPolicy] = {}
         self._outcome = ""
-        self._story_failed = False
 
     @property
     def calls(self) -> int:
@@ -126,6 +131,11 @@ class RunReplay:
                 self._lost(event.call_id)
             case TraceHandoff():
                 self._handoff(event)
+            case TracePause():
+                self._advance(event.at_us)
+                self._paused = True
+            case TraceStart():
+                self._start(event)
             case RunEnd():
                 self._outcome = event.outcome or self._outcome
             case _:
@@ -138,8 +148,11 @@ class RunReplay:
             if self._first_us is None:
                 self._first_us = self._last_us = self._now_us = at_us
             elif at_us > self._last_us:
+                if self._paused:
+                    self._waited_us += at_us - self._last_us
                 self._last_us = at_us
                 self._now_us = max(self._now_us, at_us - self._waited_us)
+            self._paused = False
         evidence = self._evidence
         if not evidence.running_since_us and evidence.ended is None:
             fold.started(evidence, self._now_us)
@@ -152,6 +165,15 @@ class RunReplay:
         self._advance(at_us)
         if self._is_live:
             fold.user_input(self._evidence)
+
+    def _start(self, event: TraceStart) -> None:
+        self._advance(event.at_us)
+        if not self._is_live:
+            return
+        if event.resumed:
+            fold.resumed(self._evidence, self._now_us)
+        if event.version is not None:
+            fold.seed_version(self._evidence, event.version)
 
     @property
     def _is_live(self) -> bool:
@@ -216,6 +238,9 @@ class RunReplay:
             if len(self._tools) > 10_000:  # noqa: PLR2004  # names are the recording's: forget, then look up again
                 self._tools.clear()
             found = self._tools[call.tool] = self._policy.tool(call.tool)
+        if not found.declared and call.effect in _DECLARED and call.fingerprint is None:
+            # The recording declares what the policy does not; a write without a key would only be refused.
+            return _DECLARED[call.effect]
         return found
 
     def _proposal(self, call: TraceCall, tool: ToolPolicy, index: int) -> Proposal:
@@ -261,8 +286,9 @@ class RunReplay:
             waiting.remove(found)
         if not waiting:
             self._open.pop(call_id, None)
-        if found.executed:
-            fold.abandoned(self._evidence, call_id)
+        if not found.executed:
+            return
+        fold.abandoned(self._evidence, call_id)
         self._unanswered += 1
         self._left.setdefault(call_id, []).append(found)
         if len(self._left) > LEFT_MAX:
@@ -289,7 +315,7 @@ class RunReplay:
             answer = checked(_tool_result(result), tool)
             measured = measure(answer, proposal, tool)
         else:
-            answer, measured = _told(result, self._now_us)
+            answer, measured = _told(result, result.digest)
         evidence = self._evidence
         seen = observe(evidence, proposal, measured, self._now_us)
         fold.settled(evidence, seen, self._policy.limits, self._now_us)
@@ -347,8 +373,11 @@ class RunReplay:
     def _judge_turn(self, turn: TraceTurn) -> None:
         call_id = f"turn#{self._turns}"
         evidence = self._evidence
-        nanos_bound = None if self._policy.limits.spend_nanos_max is None else 0
-        proposal = TurnProposal(call_id=call_id, model=turn.model, agent=turn.agent, nanos_bound=nanos_bound)
+        # A recording seldom says what a call could have cost at most; what it did cost is posted after it.
+        proposal = TurnProposal(
+            call_id=call_id, model=turn.model, agent=turn.agent, tokens_bound=turn.tokens_bound,
+            nanos_bound=0 if turn.nanos_bound is None else turn.nanos_bound,
+        )  # fmt: skip
         verdict = decide_turn(self._policy, evidence, proposal, self._now_us)
         if self._gauges is not None:
             self._gauges.turn(evidence, self._calls, self._now_us)
@@ -388,8 +417,13 @@ class RunReplay:
             return
         self._judgements.append(
             Judgement(
-                call_index=index, action=verdict.action, reason=verdict.reason, guard=verdict.guard, loop=verdict.loop,
-                warned=verdict.warn, observed=verdict.observed,
+                call_index=index,
+                action=verdict.action,
+                reason=verdict.reason,
+                guard=verdict.guard,
+                loop=verdict.loop,
+                warned=verdict.warn,
+                observed=verdict.observed,
             )  # fmt: skip
         )
 
@@ -446,7 +480,8 @@ class RunReplay:
             judgements=tuple(self._judgements), alone=() if gauges is None else gauges.trips(),
             peaks=None if gauges is None else gauges.peaks(self._evidence, self._now_us),
             samples=tuple(self._samples or ()),
-            unanswered=self._unanswered + sum(map(len, self._open.values())), skipped=skips.found(),
+            unanswered=self._unanswered + sum(one.executed for waiting in self._open.values() for one in waiting),
+            skipped=skips.found(),
         )  # fmt: skip
 
 
@@ -472,17 +507,12 @@ def _tool_result(result: TraceResult) -> ToolResult[object]:
     )  # fmt: skip
 
 
-def _told(result: TraceResult, now_us: int) -> tuple[ToolResult[object], Measured]:
+def _told(result: TraceResult, digest: AnswerDigest) -> tuple[ToolResult[object], Measured]:
     """A result of which only digests were recorded."""
-    digest = result.digest
     answer = _tool_result(result)
-    assert digest is not None  # noqa: S101  # the caller looked
-    wait_ms = result.retry_after_ms
     measured = Measured(
-        status=answer.status, failed=answer.failed, answer=digest.answer, evidence=digest.evidence,
+        status=answer.status, failed=digest.failed or answer.failed, answer=digest.answer, evidence=digest.evidence,
         error_class=answer.error_class, error_symbol=digest.error_symbol, version=answer.progress_version,
-        version_source=digest.version_source, retry_after_ms=wait_ms,
+        version_source=digest.version_source, retry_after_ms=digest.retry_after_ms,
     )  # fmt: skip
     return answer, measured
-
-

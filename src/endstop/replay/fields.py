@@ -139,7 +139,15 @@ def time_us(value: object) -> int | None:
     size = abs(value)
     if size != size or size > 2**63:  # noqa: PLR0124  # NaN
         return None
-    scale = (1_000_000, 1) if size < _MS_FROM else (1_000, 1) if size < _US_FROM else (1, 1) if size < _NS_FROM else (1, 1_000)
+    scale = (
+        (1_000_000, 1)
+        if size < _MS_FROM
+        else (1_000, 1)
+        if size < _US_FROM
+        else (1, 1)
+        if size < _NS_FROM
+        else (1, 1_000)
+    )
     found_us = int(value * scale[0]) // scale[1]
     return found_us if 0 < found_us <= _TIME_MAX_US else None
 

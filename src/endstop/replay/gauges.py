@@ -56,7 +56,9 @@ class Gauges:
         limits = policy.limits
         self._limits = limits
         self._any_repeat = replace(limits, same_call_max=1)
-        quiet = replace(limits, error_streak_max=_OFF, refused_streak_max=_OFF, no_progress_max=_OFF, same_answer_max=_ROW_OFF)
+        quiet = replace(
+            limits, error_streak_max=_OFF, refused_streak_max=_OFF, no_progress_max=_OFF, same_answer_max=_ROW_OFF
+        )
         self._after = {
             Reason.ERROR_STREAK: self._under(
                 replace(quiet, error_streak_max=limits.error_streak_max, refused_streak_max=limits.refused_streak_max)
@@ -90,8 +92,7 @@ class Gauges:
     def after(self, evidence: Evidence, seen: Observation, tool: ToolPolicy, index: int, next_index: int) -> None:
         """Ask the guards that judge a result: of call `index`, when the next call is `next_index`."""
         most = self._most
-        if evidence.stall > most.no_progress:
-            most.no_progress = evidence.stall
+        most.no_progress = max(most.no_progress, evidence.stall)
         most.same_answer = max(most.same_answer, len(evidence.row_calls))
         if seen.effect is Effect.POLL:
             most.poll_unchanged = max(most.poll_unchanged, evidence.polls.get(seen.fingerprint, ("", 0, 0))[1])
@@ -103,7 +104,11 @@ class Gauges:
                 continue
             if verdict.reason is reason or verdict.guard in ("poll", "result"):
                 self._trip(
-                    verdict.guard or reason.value, verdict.reason, next_index, after_call=index, value=verdict.detail.value
+                    verdict.guard or reason.value,
+                    verdict.reason,
+                    next_index,
+                    after_call=index,
+                    value=verdict.detail.value,
                 )
 
     def stopped(self, verdict: Verdict, index: int) -> None:

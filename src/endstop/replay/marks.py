@@ -54,7 +54,9 @@ def marks_of(log: deque[Logged], verdict: Verdict, fingerprint: str, key_digest:
         case Reason.SAME_ANSWER:
             last = log[-1] if log else None
             found = _newest(
-                log, detail.value or 0, lambda call: last is not None and (call.tool, call.answer) == (last.tool, last.answer)
+                log,
+                detail.value or 0,
+                lambda call: last is not None and (call.tool, call.answer) == (last.tool, last.answer),
             )
         case Reason.ERROR_STREAK:
             failures = [call.failure for call in log if call.failure]

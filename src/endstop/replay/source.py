@@ -43,7 +43,8 @@ _COMMENTS: Final = (b"//", b"#")
 _BOM: Final = b"\xef\xbb\xbf"
 _SIGNS: Final = re.compile(rb'[\[\]{},"]')
 _STRING_END: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NOTHING: Final = object()
+# What is no JSON has no value, not even null.
+NO_JSON_VALUE: Final = object()
 
 
 def parse_json(data: bytes) -> object:
@@ -56,9 +57,6 @@ def parse_json(data: bytes) -> object:
         return json.loads(data)
     except (ValueError, RecursionError):
         return NO_JSON_VALUE
-
-
-NO_JSON_VALUE: Final = _NOTHING
 
 
 class Source:
@@ -93,15 +91,20 @@ class Source:
             return
         records, whole, broken = self._first_records()
         if records and not broken:
-            self.head_records = tuple(records)
-            self.shape = "document" if whole and len(records) == 1 else "lines"
-            self.document = records[0] if self.shape == "document" else None
+            if whole and len(records) == 1:
+                self._hold(records[0])
+            else:
+                self.shape, self.head_records = "lines", tuple(records)
             return
         if head.removeprefix(_BOM).lstrip()[:1] in (b"{", b"[") and self._take_document():
             return
         if records:
             self.head_records = tuple(records)
             self.shape = "lines"
+
+    def _hold(self, value: object) -> None:
+        self.shape, self.document = "document", value
+        self.head_records = tuple(value[:HEAD_RECORDS_MAX]) if isinstance(value, list) else (value,)
 
     def _first_records(self) -> tuple[list[object], bool, bool]:
         """The first records of a file of lines, whether they are all of it, and whether its first line is no record."""
@@ -125,8 +128,7 @@ class Source:
         if size <= DOCUMENT_BYTES_MAX:
             value = parse_json(self.path.read_bytes().removeprefix(_BOM))
             if isinstance(value, dict | list):
-                self.shape, self.document = "document", value
-                self.head_records = tuple(value[:HEAD_RECORDS_MAX]) if isinstance(value, list) else (value,)
+                self._hold(value)
                 return True
         first = []
         with self.path.open("rb") as stream, contextlib.closing(split_array(stream)) as parts:

@@ -29,8 +29,10 @@ __all__ = [
     "TraceCall",
     "TraceHandoff",
     "TraceLost",
+    "TracePause",
     "TraceResult",
     "TraceRun",
+    "TraceStart",
     "TraceTurn",
     "TraceUsage",
     "UserInput",
@@ -55,13 +57,16 @@ class RunHead:
 class TraceTurn:
     """A model call was made. `usage` is None where the format does not say, or says it later (`TraceUsage`).
 
-    `spend_nanos` is the price in nano-dollars, `at_us` microseconds since the epoch; both None where unknown.
+    `spend_nanos` is the price in nano-dollars, `at_us` microseconds since the epoch; both None where unknown. The
+    bounds are the worst case that a guard was told of beforehand.
     """
 
     agent: str = "main"
     model: str = ""
     usage: Usage | None = None
     spend_nanos: int | None = None
+    tokens_bound: int | None = None
+    nanos_bound: int | None = None
     at_us: int | None = None
 
 
@@ -116,8 +121,10 @@ class AnswerDigest:
 
     answer: str
     evidence: bool = True
+    failed: bool = False
     error_symbol: str = ""
     version_source: str | None = None
+    retry_after_ms: int | None = None
 
 
 @filled_by_slot
@@ -168,13 +175,32 @@ class UserInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracePause:
+    """The run stood still from here to its next event: that time is no running time."""
+
+    at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceStart:
+    """The run went on from a progress version that was known before (`version`), or in a new generation (`resumed`)."""
+
+    version: Version | None = None
+    resumed: bool = False
+    at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
     """The reader knows that nothing more of this run follows. `outcome` as in `RunHead`, where it comes last."""
 
     outcome: str = ""
 
 
-Event = TraceCall | TraceResult | TraceLost | TraceTurn | TraceUsage | TraceHandoff | UserInput | RunEnd
+Event = (
+    TraceCall | TraceResult | TraceLost | TraceTurn | TraceUsage | TraceHandoff | TracePause | TraceStart | UserInput
+    | RunEnd
+)  # fmt: skip
 Item = tuple[RunHead, Event]
 
 

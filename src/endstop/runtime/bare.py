@@ -36,6 +36,7 @@ from endstop.core.observe import as_result, checked, measure, observe
 from endstop.core.policy import Policy, ToolPolicy
 from endstop.core.propose import propose
 from endstop.core.reasons import Action, ErrorClass, Reason
+from endstop.core.slots import open_twin, sealed
 from endstop.core.steps import operation_event
 from endstop.core.transitions import OperationEvent, OperationState
 from endstop.runtime.clock import SystemClock
@@ -47,6 +48,7 @@ __all__ = ["LoopGuard", "decision_of"]
 
 # On CPython 3.11 reading a member through its enum costs more than the comparison it is for.
 _EXECUTE: Final = Action.EXECUTE
+_OPEN_EXECUTE: Final = open_twin(Execute)
 
 class LoopGuard:
     """Every guard of one run, in memory. Safe to share between threads.
@@ -283,7 +285,7 @@ def decision_of(
     """The public decision for a verdict."""
     fingerprint = proposal.fingerprint if proposal is not None else ""
     if verdict is GO:
-        return Execute(fingerprint=fingerprint)
+        return sealed(_OPEN_EXECUTE(fingerprint=fingerprint), Execute)
     message = message_of(verdict)
     match verdict.action:
         case Action.EXECUTE:
@@ -308,7 +310,9 @@ def decision_of(
                 reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint,
                 detail=verdict.detail,
             )  # fmt: skip
-    # What is nothing else is a stop.
-    return Stop(
-        reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint, detail=verdict.detail
-    )
+        case _:
+            # What is nothing else is a stop.
+            return Stop(
+                reason=verdict.reason, guard=verdict.guard, message=message, fingerprint=fingerprint,
+                detail=verdict.detail,
+            )  # fmt: skip

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from endstop.core.commands import Command, Execute, Flow, NotSent, Recall, RecoverOwner, Remember, Returned, Transact
+from endstop.core.commands import CallCut, Command, Execute, Flow, Recall, RecoverOwner, Remember, Returned, Transact
 from endstop.core.pipeline import halted
 from endstop.core.steps_life import RecoverRun
 from endstop.errors import GuardClosedError, InvariantError, StoreError, UsageError
@@ -112,22 +112,33 @@ class World:
 def drive(flow: Flow[R], world: World, run_id: str) -> R:
     """Run `flow` to its end in this thread. An interruption that falls into a commit is raised after it."""
     held: list[BaseException] = []
-    answer: object = None
     error: BaseException | None = None
+    while True:
+        try:
+            return _ended(_drive(flow, world, run_id, held, error), held)
+        except BaseException as broken:
+            if inspect.getgeneratorstate(flow) != inspect.GEN_SUSPENDED:
+                raise _foremost(broken, held) from broken.__cause__
+            # It fell between two commands: the flow must hear of it, or its call would stay half-known.
+            error = broken
+
+
+def _drive(flow: Flow[R], world: World, run_id: str, held: list[BaseException], error: BaseException | None) -> R:
+    answer: object = None
     try:
         while True:
             command = flow.send(answer) if error is None else flow.throw(error)
             answer, error = None, None
             try:
                 if held and isinstance(command, Execute):
-                    raise NotSent(held[0])
+                    raise CallCut(held[0], sent=False)
                 answer = _answer(command, world, run_id, held)
+            except GeneratorExit as broken:
+                error = CallCut(broken, sent=True)
             except BaseException as broken:
                 error = broken
     except StopIteration as done:
-        return _ended(cast("R", done.value), held)
-    except BaseException as broken:
-        raise _foremost(broken, held) from broken.__cause__
+        return cast("R", done.value)
 
 
 def _ended(value: R, held: list[BaseException]) -> R:
@@ -211,8 +222,10 @@ async def adrive(flow: Flow[R], world: World, run_id: str) -> R:
             answer, error = None, None
             try:
                 if held and isinstance(command, Execute):
-                    raise NotSent(held[0])
+                    raise CallCut(held[0], sent=False)
                 answer = await _aanswer(command, world, run_id, held)
+            except GeneratorExit as broken:
+                error = CallCut(broken, sent=True)
             except BaseException as broken:
                 error = broken
     except StopIteration as done:

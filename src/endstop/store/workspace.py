@@ -79,6 +79,7 @@ class Workspace(ABC):
         self.entries: list[tuple[int, str]] = []
         self.input_digests: list[tuple[int, str]] = []
         self.operations: dict[str, tuple[OperationRecord, int]] = {}
+        self.settled_from: dict[str, OperationRecord] = {}  # what is stored of those that were in flight
         self.children: dict[str, ChildRecord] = {}
         self.specs: dict[str, StoredSpec] = {}
         self.controls_added: list[ControlRecord] = []
@@ -242,6 +243,8 @@ class Workspace(ABC):
 
     def _save_operation(self, record: OperationRecord, fence: int) -> None:
         unsaved = self.operations.get(record.operation_id)
+        if unsaved is None and record.operation_id in self._executing:
+            self.settled_from[record.operation_id] = self._executing[record.operation_id]
         # The fence to compare with is the stored one, not that of a version that was never written.
         self.operations[record.operation_id] = (record, fence if unsaved is None else unsaved[1])
         if record.state is OperationState.EXECUTING:
@@ -312,6 +315,7 @@ class Workspace(ABC):
         self.entries = []
         self.input_digests = []
         self.operations = {}
+        self.settled_from = {}
         self.children = {}
         self.specs = {}
         self.controls_added = []

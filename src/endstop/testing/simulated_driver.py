@@ -207,7 +207,8 @@ class Driver:
             case Transact(step=step):
                 return self._transact(actor, step)
             case RecoverOwner(operation=operation):
-                if not self.is_dead(operation.owner_id):
+                # Nobody takes itself for dead, whatever others say.
+                if operation.owner_id == actor.owner or not self.is_dead(operation.owner_id):
                     return False
                 self._transact(
                     actor,

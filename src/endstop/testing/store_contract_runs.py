@@ -479,7 +479,7 @@ class RunContract(StoreTests):
                 ).result()
 
             def listed(**parts: object) -> list[str]:
-                return [found.operation_id for found in store.operations(**parts).result()]  # type: ignore[arg-type]
+                return [found.operation_id for found in store.operations(**parts).result()]  # type: ignore[arg-type]  # parts
 
             assert listed() == ["op-9", "op-8", "op-7", "op-6"]
             assert listed(limit=3) == ["op-9", "op-8", "op-7"]

@@ -85,6 +85,4 @@ def _split(role: str, said: str, code: str | None) -> tuple[str, str]:
     return first, rest
 
 
-FORMAT: Final = Format(
-    name=NAME, title="Magentic-One chats (Who&When, AgentRx)", tried=True, sniff=_sniff, read=_read
-)
+FORMAT: Final = Format(name=NAME, title="Magentic-One chats (Who&When, AgentRx)", tried=True, sniff=_sniff, read=_read)

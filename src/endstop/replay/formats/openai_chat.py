@@ -87,7 +87,9 @@ class Conversation:
         round_id = f"turn-{self._turns}"
         at_us = _time_of(message)
         agent = name(message["name"]) if text(message.get("name")) else "main"
-        yield TraceTurn(agent=agent, model=text(message.get("model")), usage=chat_usage(message.get("usage")), at_us=at_us)
+        yield TraceTurn(
+            agent=agent, model=text(message.get("model")), usage=chat_usage(message.get("usage")), at_us=at_us
+        )
         calls = [(call, record(first_of(call, "function", "custom"))) for call in records_in(message.get("tool_calls"))]
         legacy = message.get("function_call")
         if isinstance(legacy, dict):
@@ -102,9 +104,7 @@ class Conversation:
 
     def _answer(self, message: Json) -> Iterator[Event]:
         is_legacy = message.get("role") == "function"
-        call_id = self._ids.answered(
-            text(message.get("tool_call_id")), text(message.get("name")) if is_legacy else ""
-        )
+        call_id = self._ids.answered(text(message.get("tool_call_id")), text(message.get("name")) if is_legacy else "")
         if not call_id:
             self._skips.add("result without a call")
             return
@@ -174,7 +174,9 @@ def _chat_of(item: Json, source: Source, number: int) -> _Chat:
         run_id = f"t{item['task_id']}_r{item['trial']}"
     else:
         given = first_of(item, "run_id", "id", "conversation_id", "session_id")
-        run_id = str(given) if isinstance(given, str | int) else source.stem if number == 0 else f"{source.stem}#{number}"
+        run_id = (
+            str(given) if isinstance(given, str | int) else source.stem if number == 0 else f"{source.stem}#{number}"
+        )
     reward = item.get("reward")
     outcome = f"reward {reward:g}" if isinstance(reward, int | float) and not isinstance(reward, bool) else ""
     return _Chat(
@@ -199,4 +201,3 @@ def _read(source: Source, skips: Skips) -> Iterator[Item]:
 FORMAT: Final = Format(
     name=NAME, title="OpenAI chat messages (also function_call, tau-bench)", tried=True, sniff=_sniff, read=_read
 )
-

@@ -38,7 +38,9 @@ __all__ = ["FORMAT", "ItemStream", "responses_usage"]
 
 NAME: Final = "openai_responses"
 SECONDS_MAX: Final = 10**7
-_CALLS: Final = frozenset({"function_call", "custom_tool_call", "local_shell_call", "computer_call", "shell_call", "apply_patch_call"})
+_CALLS: Final = frozenset(
+    {"function_call", "custom_tool_call", "local_shell_call", "computer_call", "shell_call", "apply_patch_call"}
+)
 _OUTPUTS: Final = frozenset({f"{kind}_output" for kind in _CALLS})
 # The provider ran these itself, so call and answer stand in one item.
 _HOSTED: Final = frozenset(
@@ -211,7 +213,9 @@ def _sum(one: Usage, other: Usage) -> Usage:
 
 
 def _is_response(item: Json) -> bool:
-    return item.get("object") == "response" or ("output" in item and "model" in item and isinstance(item["output"], list))
+    return item.get("object") == "response" or (
+        "output" in item and "model" in item and isinstance(item["output"], list)
+    )
 
 
 def _sniff(source: Source) -> int:

@@ -91,7 +91,11 @@ class _Log:
         self._steps += 1
         self._open = f"step-{self._steps}"
         found = _CALL.match(said)
-        tool, argument = (found[1], found[2].removesuffix("]")) if found else (said.split("[")[0].strip() or "action", said)
+        tool, argument = (
+            (found[1], found[2].removesuffix("]"))
+            if found
+            else (said.split("[", maxsplit=1)[0].strip() or "action", said)
+        )
         yield self._head, TraceTurn()
         yield (
             self._head,

@@ -31,9 +31,7 @@ def _sniff(source: Source) -> int:
 def _read(source: Source, skips: Skips) -> Iterator[Item]:
     document = record(source.document)
     info = record(document.get("info"))
-    head = RunHead(
-        run_id=source.stem, source=source.name, format=NAME, outcome=text(info.get("exit_status"))
-    )
+    head = RunHead(run_id=source.stem, source=source.name, format=NAME, outcome=text(info.get("exit_status")))
     for number, step in enumerate(records_in(document.get("trajectory")), 1):
         action = text(step.get("action")).strip()
         call_id = f"step-{number}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import orjson
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from endstop.store.workspace import LiveRun
 
 __all__ = [
-    "Values", "child_from", "child_values", "control_from", "control_values", "new_run_values", "operation_arrays",
-    "operation_from", "run_from", "run_values", "spec_values", "stored_spec_from",
+    "Values", "child_from", "child_values", "control_from", "control_values", "new_run_values", "operation_from",
+    "operation_values", "run_from", "run_values", "spec_values", "state_values",
+    "stored_spec_from",
 ]  # fmt: skip
 
 Row = tuple[object, ...]
@@ -65,7 +66,7 @@ def run_from(row: Row) -> RunRow:
             else CheckpointRecord(data=noted, seq=int(checkpoint_seq), at_us=int(checkpoint_at_us)),
             envelope=None if ending is None else envelope_from(ending.encode()),
             output=None if kept is None else orjson.loads(kept),
-            next_seq=int(next_seq), updated_at_us=int(updated_at_us), evidence=cast("bytes", evidence),
+            next_seq=int(next_seq), updated_at_us=int(updated_at_us), evidence=evidence.encode(),
         )  # fmt: skip
     except (ValueError, TypeError, KeyError, EndstopError) as error:
         raise _corrupt(f"run {str(run_id)[:80]}") from error
@@ -87,13 +88,22 @@ def run_values(run: LiveRun) -> Values:
     }  # fmt: skip
 
 
-def new_run_values(run: LiveRun, stamp: bytes) -> Values:
-    """A new root run, both parts of it."""
+def state_values(run: LiveRun) -> Values:
+    """What changes with every step of a root run."""
     txn = run.txn
     return {
-        **run_values(run), "agent": txn.agent, "labels": _json(run.labels), "spec": _spec_text(run.spec),
-        "policy_digest": txn.policy_digest, "run_key": run.run_key, "created_at_us": run.created_at_us, "stamp": stamp,
-        "next_seq": txn.next_seq, "updated_at_us": txn.updated_at_us, "evidence": txn.evidence.pack(),
+        "run_id": txn.run_id, "next_seq": txn.next_seq, "updated_at_us": txn.updated_at_us,
+        "evidence": txn.evidence.pack().decode(),
+    }  # fmt: skip
+
+
+def new_run_values(run: LiveRun) -> Values:
+    """A new root run, both parts of it."""
+    txn, key = run.txn, run.run_key
+    return {
+        **run_values(run), **state_values(run), "agent": txn.agent, "labels": _json(run.labels),
+        "spec": _spec_text(run.spec), "policy_digest": txn.policy_digest, "run_key": None if key is None else key.hex(),
+        "created_at_us": run.created_at_us,
     }  # fmt: skip
 
 
@@ -131,8 +141,19 @@ def spec_values(stored: StoredSpec) -> Values:
 
 # -- Operations
 
+_OPERATION_COLUMNS: Final = (
+    "operation_id", "tool", "key_digest", "fingerprint", "run_id", "generation", "call_id", "owner_id", "attempt",
+    "fence", "effect", "created_at_us", "dispatched_at_us", "settled_at_us", "not_before_us", "outcome", "result_kind",
+    "result_digest", "reason",
+)  # fmt: skip
 
-def operation_from(row: Row) -> OperationRecord:
+
+def _bytes(value: object) -> bytes | None:
+    """Bytes as a column gives them, or as the hexadecimal text that stands for them in JSON."""
+    return bytes.fromhex(value) if isinstance(value, str) else cast("bytes | None", value)
+
+
+def operation_from(row: Sequence[object]) -> OperationRecord:
     """An operation. Raises StoreCorruptError when the row makes none: it is never taken for an absent one."""
     values = cast("list[str]", row)
     try:
@@ -142,39 +163,21 @@ def operation_from(row: Row) -> OperationRecord:
             owner_id=values[8], attempt=int(values[9]), fence=int(values[10]), effect=values[11],
             created_at_us=int(values[12]), dispatched_at_us=cast("int | None", values[13]),
             settled_at_us=cast("int | None", values[14]), not_before_us=int(values[15]), outcome=values[16],
-            result_kind=values[17], result=cast("bytes | None", values[18]), result_digest=values[19],
+            result_kind=values[17], result=_bytes(values[18]), result_digest=values[19],
             reason=values[20],
         )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise _corrupt(f"operation {values[0][:80]}") from error
 
 
-def operation_arrays(records: Sequence[OperationRecord]) -> Values:
-    """Operations, a list a column, for a statement that writes many."""
-    return {
-        "many": len(records),
-        "operation_ids": [record.operation_id for record in records],
-        "tools": [record.tool for record in records],
-        "key_digests": [record.key_digest for record in records],
-        "fingerprints": [record.fingerprint for record in records],
-        "states": [record.state.value for record in records],
-        "run_ids": [record.run_id for record in records],
-        "generations": [record.generation for record in records],
-        "call_ids": [record.call_id for record in records],
-        "owner_ids": [record.owner_id for record in records],
-        "attempts": [record.attempt for record in records],
-        "fences": [record.fence for record in records],
-        "effects": [record.effect for record in records],
-        "created_at_us": [record.created_at_us for record in records],
-        "dispatched_at_us": [record.dispatched_at_us for record in records],
-        "settled_at_us": [record.settled_at_us for record in records],
-        "not_before_us": [record.not_before_us for record in records],
-        "outcomes": [record.outcome for record in records],
-        "result_kinds": [record.result_kind for record in records],
-        "results": [record.result for record in records],
-        "result_digests": [record.result_digest for record in records],
-        "reasons": [record.reason for record in records],
-    }
+def operation_values(record: OperationRecord, read: OperationRecord | None) -> Values:
+    """An operation, and the version that was read of it: None for one that nobody has written yet."""
+    values: Values = {name: getattr(record, name) for name in _OPERATION_COLUMNS}
+    values["state"] = record.state.value
+    values["result"] = None if record.result is None else record.result.hex()
+    if read is not None:
+        values.update(read_attempt=read.attempt, read_fence=read.fence, read_state=read.state.value)
+    return values
 
 
 # -- Orders

@@ -23,10 +23,11 @@ from endstop.errors import (
     UsageError,
 )  # fmt: skip
 
-__all__ = ["CONFLICT", "StaleError", "is_lost", "is_stale", "mapped", "store_fault"]
+__all__ = ["CONFLICT", "UNKNOWN_WRITER", "StaleError", "is_lost", "is_stale", "mapped", "store_fault"]
 
-CONFLICT: Final = "ES001"  # endstop.expect: a row was not as it had been read
+CONFLICT: Final = "ES001"  # raised by endstop.save_batch: a row was not as it had been read
 _APPEND_ONLY: Final = "ES002"
+UNKNOWN_WRITER: Final = "ES003"  # raised there too: the writer's row was cleared away
 # Another transaction was first: the same work, done again on what stands now, may well succeed.
 _STALE: Final = frozenset({CONFLICT, "40001", "40P01", "23505"})
 _LOCKED: Final = frozenset({"55P03", "57014", "25P03"})
@@ -67,7 +68,7 @@ def store_fault(error: Exception, doing: str) -> EndstopError:
     if state in _LOCKED:
         return StoreUnavailableError(f"{doing}: another worker held the records too long ({said}); try again")
     if state in _SCHEMA:
-        return SchemaVersionError(f"{doing}: the database lacks tables that this code knows ({said}); upgrade the store")
+        return SchemaVersionError(f"{doing}: the database lacks tables that this code knows ({said}); upgrade it")
     if state in _UNFIT or isinstance(error, UnicodeEncodeError) or (not state and isinstance(error, psycopg.DataError)):
         return UsageError(f"{doing}: a name or text has characters or a size that PostgreSQL cannot keep ({said})")
     if state == _APPEND_ONLY or state.startswith(("XX", "22", "23")):

@@ -21,7 +21,7 @@ import psycopg
 
 from endstop.errors import CommitUnknownError, GuardClosedError, StoreError, StoreUnavailableError
 from endstop.store.futures import LoopFuture, wait_held
-from endstop.store.postgres.faults import StaleError, is_lost, is_stale, mapped, store_fault
+from endstop.store.postgres.faults import UNKNOWN_WRITER, StaleError, is_lost, is_stale, mapped, store_fault
 from endstop.store.postgres.plan import plan_of
 from endstop.store.postgres.statements import settings, sql
 
@@ -240,6 +240,9 @@ class Lane:
             connection.execute(b"ROLLBACK")
         if not isinstance(error, psycopg.Error):
             return error
+        if error.sqlstate == UNKNOWN_WRITER:
+            self._writer_id = ""
+            return StaleError("this writer was cleared away, for it had written nothing for long")
         if is_stale(error):
             return StaleError("another transaction was first")
         return store_fault(error, "transaction")

@@ -80,7 +80,7 @@ class Reader:
     def evidence(self, run_id: str) -> bytes | None:
         """The packed evidence of a run."""
         row = self._row("evidence", run_id=self._root(run_id))
-        return None if row is None else cast("bytes", row[0])
+        return None if row is None else cast("str", row[0]).encode()
 
     def runs(self, query: RunQuery, now_us: int) -> tuple[RunRecord, ...]:
         """Runs, newest first."""

@@ -1,10 +1,10 @@
 """Opening the database: the checks that stand before the first write, the schema, and its changes.
 
 Rules. A migration is `pre` (code of the version before still works after it: it only adds) or `post` (it takes away
-what only older code used). Opening a store makes what the code needs, up to the last `pre`; the trailing `post` ones are
-made by `upgrade`, once no older worker is left. Code refuses a store whose floor lies above it. The schema is the sum
-of the migrations; `sql/postgres/schema.sql` shows that sum to readers, and a test holds them equal. A migration that
-was released never changes.
+what only older code used). Opening a store makes what the code needs, up to the last `pre`; the trailing `post` ones
+are made by `upgrade`, once no older worker is left. Code refuses a store whose floor lies above it. The schema is the
+sum of the migrations; `sql/postgres/schema.sql` shows that sum to readers, and a test holds them equal. A migration
+that was released never changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILE_NAME: Final = re.compile(r"(\d{4})_[a-z_]+\.(pre|post)\.sql")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """The statements that lead from schema version `version - 1` to `version`; a `post` one ends what older code needs."""
+    """What leads from schema version `version - 1` to `version`; a `post` one ends what older code needs."""
 
     version: int
     post: bool
@@ -87,12 +87,17 @@ def open_store(
     """
     known = migrations() if known is None else known
     needed = max((migration.version for migration in known if not migration.post), default=0)
-    with mapped("open the store"), link.pooled() as connection:
+
+    def open_on(connection: psycopg.Connection) -> OpenedStore | None:
         _check_server(server_facts(connection))
         opened = _opened(connection, known)
         if opened is None or opened.version < needed:
             _migrate(connection, [item for item in known if item.version <= needed], new_key, now_us)
             opened = _opened(connection, known)
+        return opened
+
+    with mapped("open the store"):
+        opened = link.ask(open_on)
     if opened is None:
         msg = "the store was made and is not there: is another program dropping it?"
         raise StoreCorruptError(msg)
@@ -200,8 +205,7 @@ def _name(connection: psycopg.Connection, new_key: Callable[[], bytes], made_at_
     values = {"ledger": ledger, "store_key": new_key(), "created_at_us": made_at_us, "version": 1}
     connection.execute(sql("insert_store"), values)
     leaf = first_entry(ledger, made_at_us).decode("ascii")
-    connection.execute(sql("add_entries"), {"leaves": [leaf], "hashes": [None]})
-    connection.execute(sql("sequence"), {"many": 1})
+    connection.execute(sql("first_entry"), {"leaf": leaf})
 
 
 def _rolled_back(connection: psycopg.Connection) -> None:

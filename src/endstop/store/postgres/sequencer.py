@@ -42,10 +42,13 @@ class Sequencer:
         """Entries were written."""
         self._wanted.set()
         if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._closing.is_set():
-                    self._thread = threading.Thread(target=self._loop, name="endstop-sequencer", daemon=True)
-                    self._thread.start()
+            self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._loop, name="endstop-sequencer", daemon=True)
+                self._thread.start()
 
     def catch_up(self) -> None:
         """Give every entry that is committed now its position; wait for another sequencer. Raises StoreError."""

@@ -11,31 +11,34 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, cast
 
-from endstop.errors import InvariantError
+import orjson
+import psycopg
+
+from endstop.errors import InvariantError, UsageError
 from endstop.store.postgres.encoding import (
     child_from,
     child_values,
     control_from,
     control_values,
     new_run_values,
-    operation_arrays,
     operation_from,
+    operation_values,
     run_from,
     run_values,
     spec_values,
+    state_values,
     stored_spec_from,
 )  # fmt: skip
 from endstop.store.postgres.faults import StaleError
-from endstop.store.postgres.statements import LOCK_SPACE, settings, sql
+from endstop.store.postgres.statements import settings, sql
 from endstop.store.workspace import RUNS_HELD_MAX, LiveRun, Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import psycopg
+    from collections.abc import Callable, Mapping, Sequence
 
     from endstop.core.records import ChildRecord, ControlRecord, OperationRecord
     from endstop.store.port import StoredSpec
+    from endstop.store.postgres.encoding import Values
     from endstop.store.postgres.plan import Plan
     from endstop.store.rows import RunRow
 
@@ -44,6 +47,8 @@ __all__ = ["PostgresWorkspace"]
 CHILDREN_KNOWN_MAX: Final = 4_096
 STAMP_BYTES: Final = 16
 OPERATIONS_OF_RUN_MAX: Final = 1_000_000
+
+_Begun = tuple[dict[str, str] | None, int, int, list[list[object]] | None]
 
 
 class PostgresWorkspace(Workspace):
@@ -54,10 +59,11 @@ class PostgresWorkspace(Workspace):
         self._new_key = new_key
         self._lease_ms = lease_ms
         self._open: psycopg.Connection | None = None
-        self._stamp = b""
+        self._stamp = ""
+        self._batch_of = ("", 0)
         self._owners: frozenset[str] = frozenset()
         # -- valid across transactions: versions of the runs in hand, the orders in force, children (they never change)
-        self._stamps: dict[str, bytes] = {}
+        self._stamps: dict[str, str] = {}
         self._controls_version: tuple[int, int] | None = None
         self._known_children: OrderedDict[str, ChildRecord] = OrderedDict()
         # -- of this transaction alone
@@ -71,7 +77,7 @@ class PostgresWorkspace(Workspace):
     def begin(self, connection: psycopg.Connection, plan: Plan) -> None:
         """Open the transaction, take its locks and read what it needs, in one exchange with the server."""
         self._open = connection
-        self._stamp = self._new_key()[:STAMP_BYTES]
+        self._stamp = self._new_key()[:STAMP_BYTES].hex()
         self._owners = plan.owners
         self._next_index = self._next_global_seq = None
         self._executing.clear()
@@ -79,48 +85,32 @@ class PostgresWorkspace(Workspace):
         self._stored.clear()
         self._rows.clear()
         self._read = dict.fromkeys(plan.operation_ids)
-        with connection.pipeline():
-            connection.execute(sql("begin"))
-            connection.execute(sql("bound"), settings())
-            connection.execute(sql("gate_alone" if plan.alone else "gate"), {"space": LOCK_SPACE})
-            if plan.names:
-                connection.execute(sql("hold_names"), {"space": LOCK_SPACE, "ids": list(plan.names)})
-            runs = connection.execute(sql("hold_runs"), {"ids": list(plan.run_ids)}) if plan.run_ids else None
-            version = connection.execute(sql("controls_version"))
-            operations = (
-                connection.execute(sql("operations_by_id"), {"ids": list(plan.operation_ids)})
-                if plan.operation_ids
-                else None
-            )
-            held = [] if runs is None else runs.fetchall()
-            found = cast("tuple[int, int]", version.fetchone())
-            read = [] if operations is None else operations.fetchall()
-        if found != self._controls_version:
+        asked = {"names": plan.names, "runs": plan.run_ids, "operations": plan.operation_ids}
+        begun = psycopg.ClientCursor(connection)
+        begun.execute(sql("begin_batch"), {**settings(), "alone": plan.alone, "asked": _json(asked)})
+        begun.nextset()
+        held, last, many, operations = cast("_Begun", begun.fetchone())
+        if (last, many) != self._controls_version:
             self._standing = None
-            self._controls_version = found
-        for row in read:
+            self._controls_version = (last, many)
+        for row in operations or ():
             record = operation_from(row)
             self._read[record.operation_id] = record
-        self._take(plan.run_ids, cast("list[tuple[str, bytes]]", held))
+        self._take(plan.run_ids, held or {})
 
-    def commit(self, writer_id: str, batch_no: int) -> bool:
-        """Write what was collected and make it durable, in one exchange; gives whether there was anything to write.
+    def commit(self, writer_id: str, batch_no: int) -> None:
+        """Write what was collected, if anything was, and make it durable, in one exchange.
 
         Raises what the server said, or the driver's error when nobody said anything: then it may have been committed.
         """
-        connection, written = self._connection, self.writes > 0
         saved = dict.fromkeys(self.run_states, self._stamp)
-        with connection.pipeline():
-            if written:
-                self.flush()
-                connection.execute(sql("count_batch"), {"writer_id": writer_id, "batch_no": batch_no})
-            done = connection.execute(b"COMMIT")
-        if done.statusmessage != "COMMIT":
-            msg = f"the server answered {done.statusmessage} to COMMIT"
-            raise StaleError(msg)
+        self._batch_of = (writer_id, batch_no)
+        if self.writes:
+            self.flush()
+        else:
+            self._connection.execute(b"COMMIT")
         self._stamps.update(saved)
         self._open = None
-        return written
 
     def drop(self) -> None:
         """Forget everything: the transaction was undone, or nobody knows."""
@@ -142,14 +132,14 @@ class PostgresWorkspace(Workspace):
         """The root run of that id, held until the transaction ends."""
         if run_id not in self._held and run_id not in self.run_states:
             rows = self._connection.execute(sql("hold_runs"), {"ids": [run_id]}).fetchall()
-            self._take((run_id,), cast("list[tuple[str, bytes]]", rows))
+            self._take((run_id,), dict(cast("list[tuple[str, str]]", rows)))
         return super().live(run_id)
 
-    def _take(self, asked: Sequence[str], held: list[tuple[str, bytes]]) -> None:
+    def _take(self, asked: Sequence[str], held: Mapping[str, str]) -> None:
         """Sort the runs whose rows are held now: the copy in hand is the newest one, or the row is read."""
         self._held.update(asked)
         old = []
-        for run_id, stamp in held:
+        for run_id, stamp in held.items():
             self._held.add(run_id)
             self._stored.add(run_id)
             if run_id in self._runs and self._stamps.get(run_id) == stamp:
@@ -221,72 +211,57 @@ class PostgresWorkspace(Workspace):
         """Whether an order of that id was ever given."""
         return self._connection.execute(sql("control"), {"control_id": control_id}).fetchone() is not None
 
-    # -- writes; inside the exchange that `commit` opened
+    # -- writes; with the COMMIT in the same message
 
     def _write(self) -> None:
-        execute = self._connection.execute
-        # 1. The runs, and the workers that enter one.
-        self._write_runs()
+        batch: dict[str, object] = {name: rows for name, rows in self._collected().items() if rows}
         if self._owners:
-            execute(sql("enter_workers"), {"owner_ids": list(self._owners), "lease_ms": self._lease_ms})
-        for child in self.children.values():
-            execute(sql("insert_child"), child_values(child))
-        # 2. The operations.
-        self._write_operations()
-        # 3. The ledger.
-        if self.entries:
-            hashes: list[str | None] = [None] * len(self.entries)
-            for index, value in self.input_digests:
-                hashes[index] = value
-            execute(sql("add_entries"), {"leaves": [leaf for _, leaf in self.entries], "hashes": hashes})
-        # 4. What an operator wrote.
-        for stored in self.specs.values():
-            execute(sql("insert_spec"), spec_values(stored))
-        for control in self.controls_added:
-            execute(sql("insert_control"), control_values(control))
-        for at_us, control_id in self.controls_withdrawn:
-            execute(sql("withdraw_control"), {"at_us": at_us, "control_id": control_id})
+            batch["workers"], batch["lease_ms"] = sorted(self._owners), self._lease_ms
+        writer_id, batch_no = self._batch_of
+        values = {"writer_id": writer_id, "batch_no": batch_no, "stamp": self._stamp, "batch": _json(batch)}
+        saved = psycopg.ClientCursor(self._connection)
+        saved.execute(sql("save_batch"), values)
+        saved.nextset()
+        if saved.statusmessage != "COMMIT":
+            msg = f"the server answered {saved.statusmessage} to COMMIT"
+            raise StaleError(msg)
+        for run in self.run_states.values():
+            run.key = 1
 
-    def _write_runs(self) -> None:
-        execute = self._connection.execute
-        known = [run for run in self.run_states.values() if run.key is not None]
-        for run_id in sorted(self.run_rows):
-            run = self.run_rows[run_id]
-            if run.key is not None:
-                execute(sql("update_run"), run_values(run))
-        for run_id in sorted(self.run_states):
-            run = self.run_states[run_id]
-            if run.key is None:
-                execute(sql("insert_run"), new_run_values(run, self._stamp))
-                run.key = 1
-        if known:
-            execute(
-                sql("update_run_states"),
-                {
-                    "stamp": self._stamp, "many": len(known), "run_ids": [run.txn.run_id for run in known],
-                    "next_seqs": [run.txn.next_seq for run in known],
-                    "updates_at_us": [run.txn.updated_at_us for run in known],
-                    "evidences": [run.txn.evidence.pack() for run in known],
-                },
-            )  # fmt: skip
+    def _collected(self) -> dict[str, list[Values]]:
+        """What stands to be written, by the names that `endstop.save_batch` knows."""
+        states, operations = self.run_states.values(), self.operations.values()
+        return {
+            "new_runs": [new_run_values(run) for run in states if run.key is None],
+            "runs": [run_values(run) for run in self.run_rows.values() if run.key is not None],
+            "states": [state_values(run) for run in states if run.key is not None],
+            "children": [child_values(child) for child in self.children.values()],
+            "new_operations": [operation_values(record, None) for record, fence in operations if not fence],
+            "operations": [operation_values(record, self._version_of(record)) for record, fence in operations if fence],
+            "leaves": self._leaves(),
+            "specs": [spec_values(stored) for stored in self.specs.values()],
+            "new_controls": [control_values(control) for control in self.controls_added],
+            "withdrawn": [{"control_id": name, "at_us": at_us} for at_us, name in self.controls_withdrawn],
+        }
 
-    def _write_operations(self) -> None:
-        fresh = [record for record, fence in self.operations.values() if not fence]
-        known = [record for record, fence in self.operations.values() if fence]
-        if fresh:
-            self._connection.execute(sql("insert_operations"), operation_arrays(fresh))
-        if not known:
-            return
-        read = [self._read.get(record.operation_id) for record in known]
-        versions = [version for version in read if version is not None]
-        if len(versions) != len(known):
-            msg = "an operation was to be written that this transaction had not read"
+    def _leaves(self) -> list[Values]:
+        leaves: list[Values] = [{"leaf": leaf} for _, leaf in self.entries]
+        for index, value in self.input_digests:
+            leaves[index]["hash"] = value
+        return leaves
+
+    def _version_of(self, record: OperationRecord) -> OperationRecord:
+        read = self._read.get(record.operation_id)
+        if read is None:
+            msg = f"operation {record.operation_id} was to be written over a version that this transaction had not read"
             raise InvariantError(msg)
-        self._connection.execute(
-            sql("update_operations"),
-            {
-                **operation_arrays(known), "read_attempts": [version.attempt for version in versions],
-                "read_fences": [version.fence for version in versions],
-                "read_states": [version.state.value for version in versions],
-            },
-        )  # fmt: skip
+        return read
+
+
+def _json(value: object) -> str:
+    """Text for a statement. Raises UsageError for text that is none."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        msg = "a name or text has characters that cannot be kept: nothing was written"
+        raise UsageError(msg) from error

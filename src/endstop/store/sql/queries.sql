@@ -135,6 +135,14 @@ ON CONFLICT (operation_id) DO UPDATE SET
     result = excluded.result, result_digest = excluded.result_digest, reason = excluded.reason
 WHERE operation.fence <= excluded.fence;
 
+-- name: settle_operation
+-- Write the outcome of operations whose owner and attempt are still the same.
+UPDATE operation SET
+    state = told.column3, settled_at_us = told.column4, not_before_us = told.column5, outcome = told.column6,
+    result_kind = told.column7, result = told.column8, result_digest = told.column9, reason = told.column10
+FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)) AS told
+WHERE operation.operation_id = told.column1 AND operation.fence = told.column2;
+
 -- name: insert_control
 -- Put an order in force.
 INSERT INTO control (control_id, kind, run_id, label, tool, effect, args, reason, actor, created_at_us, withdrawn_at_us)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from endstop.store.workspace import LiveRun
 
 __all__ = [
-    "child_from", "child_values", "control_from", "control_values", "ledger_row_from", "new_run_values",
-    "operation_from", "operation_values", "run_from", "run_values", "spec_values", "stored_spec_from",
+    "child_from", "child_values", "control_from", "control_values", "is_settlement", "ledger_row_from",
+    "new_run_values", "operation_from", "operation_values", "outcome_values", "run_from", "run_values", "spec_values",
+    "stored_spec_from",
 ]  # fmt: skip
 
 Row = tuple["apsw.SQLiteValue", ...]
@@ -149,6 +150,25 @@ def operation_values(record: OperationRecord) -> tuple[apsw.SQLiteValue, ...]:
         record.generation, record.call_id, record.owner_id, record.attempt, record.fence, record.effect,
         record.created_at_us, record.dispatched_at_us, record.settled_at_us, record.not_before_us, record.outcome,
         record.result_kind, record.result, record.result_digest, record.reason,
+    )  # fmt: skip
+
+
+def outcome_values(record: OperationRecord) -> tuple[apsw.SQLiteValue, ...]:
+    """What a settlement changes of an operation, in the order of the statement `settle_operation`."""
+    return (
+        record.operation_id, record.fence, record.state.value, record.settled_at_us, record.not_before_us,
+        record.outcome, record.result_kind, record.result, record.result_digest, record.reason,
+    )  # fmt: skip
+
+
+def is_settlement(before: OperationRecord, after: OperationRecord) -> bool:
+    """Whether the two differ in nothing but what `outcome_values` gives."""
+    return (
+        before.fence == after.fence and before.attempt == after.attempt and before.run_id == after.run_id
+        and before.owner_id == after.owner_id and before.call_id == after.call_id and before.tool == after.tool
+        and before.generation == after.generation and before.fingerprint == after.fingerprint
+        and before.key_digest == after.key_digest and before.effect == after.effect
+        and before.created_at_us == after.created_at_us and before.dispatched_at_us == after.dispatched_at_us
     )  # fmt: skip
 
 

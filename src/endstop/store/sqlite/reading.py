@@ -53,6 +53,8 @@ class Reader:
     def _consistent(self, read: Callable[[], R]) -> R:
         """All statements of `read` see one state of the store."""
         with mapped("read"):
+            if self._connection.in_transaction:
+                self._connection.execute("COMMIT")  # an interrupt left it
             self._connection.execute("BEGIN")
             try:
                 return read()

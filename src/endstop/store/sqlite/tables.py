@@ -11,9 +11,11 @@ from endstop.store.sqlite.encoding import (
     child_values,
     control_from,
     control_values,
+    is_settlement,
     new_run_values,
     operation_from,
     operation_values,
+    outcome_values,
     run_from,
     run_values,
     spec_values,
@@ -156,12 +158,19 @@ class SqliteWorkspace(Workspace):
     def _write_operations(self) -> None:
         fresh: list[Row] = []
         known: list[Row] = []
+        settled: list[Row] = []
         for record, fence in self.operations.values():
-            (known if fence else fresh).append(operation_values(record))
+            before = self.settled_from.get(record.operation_id)
+            if not fence:
+                fresh.append(operation_values(record))
+            elif before is not None and is_settlement(before, record):
+                settled.append(outcome_values(record))
+            else:
+                known.append(operation_values(record))
         self._put("insert_operation", fresh)
-        changed = self._put("update_operation", known)
-        if changed != len(known):
-            msg = f"{len(known)} operations were to be written at their fence, {changed} were"
+        changed = self._put("update_operation", known) + self._put("settle_operation", settled)
+        if changed != len(known) + len(settled):
+            msg = f"{len(known) + len(settled)} operations were to be written at their fence, {changed} were"
             raise InvariantError(msg)
 
     def _put(self, name: str, rows: Sequence[Row]) -> int:

@@ -49,16 +49,21 @@ class Turnstile:
 
     def enter(self) -> None:
         """Take the write lock. Raises StoreUnavailableError after `wait_ms_max` milliseconds in the queue."""
-        # 1. Nobody is there.
-        if not self._standing:
-            if not _taken(self._turn):
+        try:
+            if self._standing or not self._try_enter():
                 self._enter_slowly()
-                return
-            if _taken(self._lock):
+        except BaseException:
+            # An interrupt must not leave this process at the turn.
+            if not self._standing:
                 fcntl.flock(self._turn, fcntl.LOCK_UN)
-                return
-            # The turn stays ours: the waiter takes it again at once, for it is of the same open file.
-        self._enter_slowly()
+            raise
+
+    def _try_enter(self) -> bool:
+        """Go through when nobody is there. The turn is kept when somebody is inside: the waiter goes on from there."""
+        if not _taken(self._turn) or not _taken(self._lock):
+            return False
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
+        return True
 
     def leave(self) -> None:
         """Give the write lock to the next. Does nothing when it was not taken."""
@@ -66,17 +71,16 @@ class Turnstile:
 
     def _enter_slowly(self) -> None:
         granted = threading.Event()
-        with self._mutex:
-            self._wanted = granted
-            if not self._standing:
-                self._standing = True
-                self._asked.put(granted)
-            if self._waiter is None:
-                self._waiter = threading.Thread(target=self._stand, name="endstop-turnstile", daemon=True)
-                self._waiter.start()
         try:
-            if granted.wait(self._wait_ms_max / 1_000):
-                return
+            with self._mutex:
+                self._wanted = granted
+                if not self._standing:
+                    self._standing = True
+                    self._asked.put(granted)
+                if self._waiter is None:
+                    self._waiter = threading.Thread(target=self._stand, name="endstop-turnstile", daemon=True)
+                    self._waiter.start()
+            granted.wait(self._wait_ms_max / 1_000)
         finally:
             with self._mutex:
                 self._wanted = None

@@ -70,6 +70,7 @@ class Writer:
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._gate = threading.Lock()  # between taking requests and closing
         self._thread: threading.Thread | None = None
+        self._next = False  # whether the thread waits for the lead
         self._closed = False
         self.commits = 0
 
@@ -102,7 +103,7 @@ class Writer:
 
         An interrupt of this thread that comes too late to stop the commit goes to `held`, or is raised after it.
         """
-        if self._lead.locked():
+        if self._lead.locked() or self._next:
             return wait_held(self.submit(function, argument), held)
         with self._lead:
             self._check_open()
@@ -133,8 +134,11 @@ class Writer:
         last = False
         while not last:
             request = self._queue.get()
-            # The lead first: what comes while we wait for it goes into the same transaction.
+            # The lead first: what comes while we wait for it goes into the same transaction. Whoever would lead a lone
+            # request meanwhile must not overtake us for ever.
+            self._next = True
             with self._lead:
+                self._next = False
                 batch, last = self._gather(request)
                 outcomes = self._commit_batch(batch)
             _tell(batch, outcomes)
@@ -146,12 +150,12 @@ class Writer:
             if request.starts():
                 batch.append(request)
             if len(batch) >= BATCH_MAX:
-                return batch, False
+                break
             try:
                 request = self._queue.get_nowait()
             except queue.Empty:
-                return batch, False
-        return batch, True
+                break
+        return batch, request is None
 
     def _commit_batch(self, batch: list[_Request]) -> list[_Outcome]:
         """What became of each request of a batch. Never raises: somebody waits for every one of them."""

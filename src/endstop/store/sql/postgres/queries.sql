@@ -8,20 +8,24 @@ BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 -- Start a transaction whose statements all see one state.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 
+-- name: begin_batch
+-- Start a writer's transaction: bound it, take its locks and read what it asks for.
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SELECT held, controls_last, controls_many, operations FROM endstop.begin_batch(
+    %(space)s, %(alone)s, %(lock_ms)s, %(statement_ms)s, %(idle_ms)s, %(asked)s::jsonb
+);
+
+-- name: save_batch
+-- Write what a batch has made, and make it durable.
+SELECT endstop.save_batch(%(writer_id)s, %(batch_no)s, %(stamp)s, %(batch)s::jsonb);
+COMMIT;
+
 -- name: bound
 -- Make this transaction durable, and bound how long it may wait, work and idle; all of it ends with the transaction.
 SELECT
     set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true),
     set_config('lock_timeout', %(lock_ms)s, true), set_config('statement_timeout', %(statement_ms)s, true),
     set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true), set_config('search_path', 'pg_catalog', true);
-
--- name: gate
--- Let this transaction in beside others: orders are shut out until it has ended.
-SELECT pg_advisory_xact_lock_shared(%(space)s, 1);
-
--- name: gate_alone
--- Let this transaction in for an order: no step is under way anywhere from here to its end.
-SELECT pg_advisory_xact_lock(%(space)s, 1);
 
 -- name: gate_sequencer
 -- Be the sequencer until this transaction has ended.
@@ -30,12 +34,6 @@ SELECT pg_advisory_xact_lock(%(space)s, 2);
 -- name: try_gate_sequencer
 -- Be the sequencer unless another one is at work.
 SELECT pg_try_advisory_xact_lock(%(space)s, 2);
-
--- name: hold_names
--- Own the names of runs that may be made now, in one order for everybody.
-SELECT pg_advisory_xact_lock(%(space)s + 1, name) FROM (
-    SELECT DISTINCT hashtext(id) AS name FROM unnest(%(ids)s::text[]) AS id ORDER BY 1
-) AS names;
 
 -- name: hold_runs
 -- Own some root runs, named by themselves or by a child, in one order for everybody; says which version each has.
@@ -46,61 +44,14 @@ WHERE run_id = ANY (ARRAY(
 ))
 ORDER BY run_id FOR UPDATE;
 
--- name: controls_version
--- Which orders are in force, in short: no two different sets give the same pair.
-SELECT coalesce(max(id), 0), count(*) FROM endstop.control WHERE withdrawn_at_us IS NULL;
-
--- name: add_entries
--- Append leaves in their order, with the digests of their inputs, and leave them for the sequencer.
-WITH fresh AS MATERIALIZED (
-    SELECT leaf, hash, n FROM unnest(%(leaves)s::text[], %(hashes)s::text[]) WITH ORDINALITY AS u (leaf, hash, n)
-), added AS (
-    INSERT INTO endstop.entry (leaf) SELECT leaf FROM fresh ORDER BY n RETURNING id, leaf
-), kept AS (
-    INSERT INTO endstop.input_digest (entry_id, hash)
-    SELECT added.id, fresh.hash FROM added JOIN fresh ON fresh.leaf = added.leaf COLLATE "C" WHERE fresh.hash IS NOT NULL
-)
-INSERT INTO endstop.outbox (entry_ids)
-SELECT array_agg(added.id ORDER BY fresh.n) FROM added JOIN fresh ON fresh.leaf = added.leaf COLLATE "C";
+-- name: first_entry
+-- Open the ledger: its first leaf, at position 0.
+WITH added AS (INSERT INTO endstop.entry (leaf) VALUES (%(leaf)s) RETURNING id)
+INSERT INTO endstop.place (idx, entry_id) SELECT 0, id FROM added;
 
 -- name: next_seq
 -- The number that the next entry of a run takes.
 SELECT coalesce(max(run_seq), -1) + 1 FROM endstop.entry WHERE run_id = %(run_id)s;
-
--- name: insert_run
--- Make a root run.
-WITH made AS (
-    INSERT INTO endstop.run (
-        run_id, agent, labels, spec, policy_digest, run_key, created_at_us, state, generation, limits, owners, first_seq,
-        checkpoint, checkpoint_seq, checkpoint_at_us, envelope, output
-    ) VALUES (
-        %(run_id)s, %(agent)s, %(labels)s, %(spec)s, %(policy_digest)s, %(run_key)s, %(created_at_us)s, %(state)s,
-        %(generation)s, %(limits)s, %(owners)s, %(first_seq)s, %(checkpoint)s, %(checkpoint_seq)s, %(checkpoint_at_us)s,
-        %(envelope)s, %(output)s
-    )
-)
-INSERT INTO endstop.run_state (run_id, stamp, next_seq, updated_at_us, evidence)
-VALUES (%(run_id)s, %(stamp)s, %(next_seq)s, %(updated_at_us)s, %(evidence)s);
-
--- name: update_run
--- Save what seldom changes of a root run.
-UPDATE endstop.run SET
-    state = %(state)s, generation = %(generation)s, limits = %(limits)s, owners = %(owners)s, first_seq = %(first_seq)s,
-    checkpoint = %(checkpoint)s, checkpoint_seq = %(checkpoint_seq)s, checkpoint_at_us = %(checkpoint_at_us)s,
-    envelope = %(envelope)s, output = %(output)s
-WHERE run_id = %(run_id)s;
-
--- name: update_run_states
--- Save what changes with every step, of many runs.
-WITH saved AS (
-    UPDATE endstop.run_state SET
-        stamp = %(stamp)s, next_seq = u.next_seq, updated_at_us = u.updated_at_us, evidence = u.evidence
-    FROM unnest(%(run_ids)s::text[], %(next_seqs)s::bigint[], %(updates_at_us)s::bigint[], %(evidences)s::bytea[])
-        AS u (run_id, next_seq, updated_at_us, evidence)
-    WHERE run_state.run_id = u.run_id COLLATE "C"
-    RETURNING 1
-)
-SELECT endstop.expect('runs', %(many)s, (SELECT count(*) FROM saved));
 
 -- name: runs_by_id
 -- Root runs as they stand.
@@ -129,11 +80,6 @@ SELECT run_key FROM endstop.run WHERE run_id = %(run_id)s;
 -- One run's packed evidence.
 SELECT evidence FROM endstop.run_state WHERE run_id = %(run_id)s;
 
--- name: insert_child
--- Make a child run.
-INSERT INTO endstop.child (run_id, root_run_id, parent_run_id, depth, agent, created_at_us)
-VALUES (%(run_id)s, %(root_run_id)s, %(parent_run_id)s, %(depth)s, %(agent)s, %(created_at_us)s);
-
 -- name: child
 -- One child run.
 SELECT run_id, root_run_id, parent_run_id, depth, agent, created_at_us FROM endstop.child WHERE run_id = %(run_id)s;
@@ -144,10 +90,6 @@ SELECT run_id, root_run_id, parent_run_id, depth, agent, created_at_us FROM ends
 WHERE (created_at_us, run_id) < (%(before_us)s, %(before_id)s)
 ORDER BY created_at_us DESC, run_id DESC
 LIMIT %(many)s;
-
--- name: insert_spec
--- Keep a spec for a run that has not started.
-INSERT INTO endstop.spec (run_id, spec, created_at_us) VALUES (%(run_id)s, %(spec)s, %(created_at_us)s);
 
 -- name: spec
 -- The spec that was written down for a run.
@@ -191,66 +133,6 @@ WHERE run_id = %(run_id)s AND (%(states)s::text[] IS NULL OR state = ANY (%(stat
 ORDER BY created_at_us, operation_id
 LIMIT %(many)s;
 
--- name: insert_operations
--- Write operations that nobody has written yet; a key that somebody took meanwhile fails the transaction.
-WITH saved AS (
-    INSERT INTO endstop.operation (
-        operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-        created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
-    )
-    SELECT * FROM unnest(
-        %(operation_ids)s::text[], %(tools)s::text[], %(key_digests)s::text[], %(fingerprints)s::text[],
-        %(states)s::text[], %(run_ids)s::text[], %(generations)s::bigint[], %(call_ids)s::text[], %(owner_ids)s::text[],
-        %(attempts)s::bigint[], %(fences)s::bigint[], %(effects)s::text[], %(created_at_us)s::bigint[],
-        %(dispatched_at_us)s::bigint[], %(settled_at_us)s::bigint[], %(not_before_us)s::bigint[], %(outcomes)s::text[],
-        %(result_kinds)s::text[], %(results)s::bytea[], %(result_digests)s::text[], %(reasons)s::text[]
-    ) AS u (operation_id)
-    ORDER BY u.operation_id COLLATE "C"
-    ON CONFLICT (operation_id) DO NOTHING
-    RETURNING 1
-)
-SELECT endstop.expect('new operations', %(many)s, (SELECT count(*) FROM saved));
-
--- name: update_operations
--- Write operations over exactly the version that was read: its attempt, its fence and its state.
-WITH saved AS (
-    UPDATE endstop.operation SET
-        tool = u.tool, key_digest = u.key_digest, fingerprint = u.fingerprint, state = u.state, run_id = u.run_id,
-        generation = u.generation, call_id = u.call_id, owner_id = u.owner_id, attempt = u.attempt, fence = u.fence,
-        effect = u.effect, created_at_us = u.created_at_us, dispatched_at_us = u.dispatched_at_us,
-        settled_at_us = u.settled_at_us, not_before_us = u.not_before_us, outcome = u.outcome,
-        result_kind = u.result_kind, result = u.result, result_digest = u.result_digest, reason = u.reason
-    FROM unnest(
-        %(operation_ids)s::text[], %(tools)s::text[], %(key_digests)s::text[], %(fingerprints)s::text[],
-        %(states)s::text[], %(run_ids)s::text[], %(generations)s::bigint[], %(call_ids)s::text[], %(owner_ids)s::text[],
-        %(attempts)s::bigint[], %(fences)s::bigint[], %(effects)s::text[], %(created_at_us)s::bigint[],
-        %(dispatched_at_us)s::bigint[], %(settled_at_us)s::bigint[], %(not_before_us)s::bigint[], %(outcomes)s::text[],
-        %(result_kinds)s::text[], %(results)s::bytea[], %(result_digests)s::text[], %(reasons)s::text[],
-        %(read_attempts)s::bigint[], %(read_fences)s::bigint[], %(read_states)s::text[]
-    ) AS u (
-        operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-        created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest,
-        reason, read_attempt, read_fence, read_state
-    )
-    WHERE operation.operation_id = u.operation_id COLLATE "C" AND operation.attempt = u.read_attempt
-        AND operation.fence = u.read_fence AND operation.state = u.read_state COLLATE "C"
-    RETURNING 1
-)
-SELECT endstop.expect('operations', %(many)s, (SELECT count(*) FROM saved));
-
--- name: insert_control
--- Put an order in force.
-INSERT INTO endstop.control (
-    control_id, kind, run_id, label, tool, effect, args, reason, actor, created_at_us, withdrawn_at_us
-) VALUES (
-    %(control_id)s, %(kind)s, %(run_id)s, %(label)s, %(tool)s, %(effect)s, %(args)s, %(reason)s, %(actor)s,
-    %(created_at_us)s, %(withdrawn_at_us)s
-);
-
--- name: withdraw_control
--- Withdraw an order.
-UPDATE endstop.control SET withdrawn_at_us = %(at_us)s WHERE control_id = %(control_id)s AND withdrawn_at_us IS NULL;
-
 -- name: controls_in_force
 -- Every order that stands, oldest first.
 SELECT control_id, kind, run_id, label, tool, effect, args, reason, actor, created_at_us, withdrawn_at_us
@@ -264,15 +146,6 @@ FROM endstop.control ORDER BY id;
 -- name: control
 -- One order's id, when it is taken.
 SELECT control_id FROM endstop.control WHERE control_id = %(control_id)s;
-
--- name: count_batch
--- Note that this writer has committed one more transaction.
-WITH saved AS (
-    UPDATE endstop.writer SET batch_no = %(batch_no)s, seen_at = clock_timestamp()
-    WHERE writer_id = %(writer_id)s AND batch_no = %(batch_no)s - 1
-    RETURNING 1
-)
-SELECT endstop.expect('writers', 1, (SELECT count(*) FROM saved));
 
 -- name: enter_writer
 -- Make a writer known before its first transaction.

@@ -1,0 +1,3 @@
+"""Recorded runs judged by the live core: formats, the replayer, reports and plots."""
+
+from __future__ import annotations
