@@ -4,8 +4,8 @@
 
 The yardstick is the least that any durable guard must do: two commits an operation (an insert before, an update after)
 of one 300-byte row, with psycopg as it comes, from 32 threads with a connection each. Beside it 32 workers do guarded
-writes through one guard: `threads` with `run.call`, `tasks` with `await run.acall` on one event loop. Rounds are
-interleaved and medians compared. Without --url a server of its own is started on loopback.
+writes through one guard, in runs of 20 steps that are opened and completed: `threads` with `run.call`, `tasks` with
+`await run.acall` on one event loop. Rounds are interleaved and medians compared. Without --url a server of its own is started on loopback.
 
 * `threads`, `tasks`: guarded writes a second over bare operations a second; higher is better.
 * `alone`: one worker beside one connection, milliseconds each; no target, it tells what a single call waits.
@@ -31,6 +31,7 @@ import endstop as es
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 WORKERS = 32
+STEPS_A_RUN = 20
 ROW_BYTES = 300
 TARGETS = {"threads": 0.5, "tasks": 0.5}
 SPEC = es.Spec(what_it_does="Updates rows.", what_it_does_not="Deletes none.", done_looks_like="All are ready.")
@@ -79,7 +80,7 @@ class Bare:
 
 
 class Guarded:
-    """The same work under the guard."""
+    """The same work under the guard, in runs of 20 steps, the default cap: each is opened and completed."""
 
     def __init__(self, url: str) -> None:
         self._guard = es.open(url, policy=POLICY)
@@ -102,11 +103,13 @@ class Guarded:
 
     def _work(self, number: int, over: threading.Event) -> int:
         done = 0
-        with self._guard.run(SPEC) as run:
-            while not over.is_set():
-                row = f"{self._rounds}-{number}-{done}"
-                run.call(update, {"row": row, "value": "ready"}, tool="row.update", call_id=row)
-                done += 1
+        while not over.is_set():
+            with self._guard.run(SPEC) as run:
+                for _ in range(STEPS_A_RUN):
+                    row = f"{self._rounds}-{number}-{done}"
+                    run.call(update, {"row": row, "value": "ready"}, tool="row.update", call_id=row)
+                    done += 1
+                run.complete()
         return done
 
     async def _tasks(self, seconds: float) -> float:
@@ -120,11 +123,13 @@ class Guarded:
         async def aupdate(row: str, value: str) -> dict[str, object]:
             return update(row, value)
 
-        async with self._guard.run(SPEC) as run:
-            while time.perf_counter() < until:
-                row = f"{self._rounds}-{number}-{done}"
-                await run.acall(aupdate, {"row": row, "value": "ready"}, tool="row.update", call_id=row)
-                done += 1
+        while time.perf_counter() < until:
+            async with self._guard.run(SPEC) as run:
+                for _ in range(STEPS_A_RUN):
+                    row = f"{self._rounds}-{number}-{done}"
+                    await run.acall(aupdate, {"row": row, "value": "ready"}, tool="row.update", call_id=row)
+                    done += 1
+                run.complete()
         return done
 
     def close(self) -> None:

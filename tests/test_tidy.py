@@ -25,6 +25,7 @@ OPEN_RECORDS: Final[dict[tuple[str, str], str]] = {
     ("src/endstop/core/evidence.py", "Evidence"): FOLD_STATE,
     ("src/endstop/core/evidence.py", "LastAnswer"): FOLD_STATE,
     ("src/endstop/core/evidence.py", "Pending"): FOLD_STATE,
+    ("src/endstop/core/records.py", "RunTransaction"): "the working copy that one transaction changes",
 }
 
 

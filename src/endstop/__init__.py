@@ -6,8 +6,8 @@ this run happen? See README.md for the promise and its limit.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+import importlib as _importlib
+import typing as _typing
 
 from endstop.core.envelope import Envelope
 from endstop.core.model import (
@@ -26,6 +26,7 @@ from endstop.core.model import (
     Wait,
 )
 from endstop.core.policy import Limits, Policy, ToolPolicy
+from endstop.core.probing import Exclusion, Found, ProbeAnswer, ProbeRequest
 from endstop.core.reasons import (
     Action,
     Change,
@@ -72,7 +73,7 @@ from endstop.runtime.guard import Guard
 from endstop.runtime.guard import open_guard as open  # noqa: A004  # the contract's name, always written es.open
 from endstop.runtime.run import Run
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from endstop.loop.agent import AgentLoop, LoopResult
     from endstop.runtime.declare import tool
     from endstop.runtime.policy_file import load_policy
@@ -91,7 +92,9 @@ __all__ = [
     "EndstopError",
     "Envelope",
     "ErrorClass",
+    "Exclusion",
     "Execute",
+    "Found",
     "Guard",
     "GuardClosedError",
     "InvariantError",
@@ -111,6 +114,8 @@ __all__ = [
     "OutputWithheldError",
     "Policy",
     "PolicyInvalidError",
+    "ProbeAnswer",
+    "ProbeRequest",
     "ProviderError",
     "Reason",
     "Replay",
@@ -159,6 +164,6 @@ def __getattr__(name: str) -> object:
     if module is None:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    value: object = getattr(import_module(module), name)
+    value: object = getattr(_importlib.import_module(module), name)
     globals()[name] = value
     return value

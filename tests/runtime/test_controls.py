@@ -118,7 +118,7 @@ def test_a_deny_rule_refuses_what_fits_it_and_the_run_goes_on(
 
 def test_a_deny_rule_of_one_run_binds_that_run_and_its_children(scene: Scene) -> None:
     guard = scene.open(es.Policy(limits=WIDE, tools=TOOLS))
-    tool, calls = counting()
+    tool, _ = counting()
     with guard.run(SPEC, run_id="r1") as run, guard.run(SPEC, run_id="r2") as other:
         child = run.child(agent="a")
         guard.deny(run_id=child.run_id, effect="write")
@@ -206,8 +206,8 @@ def test_a_run_that_a_cap_ended_needs_that_limit_raised(scene: Scene) -> None:
     before = guard.show("r1")
     for change in (
         "strategy", "limit:turns_max=40", "limit:steps_max=2", "limit:steps_max=1", "limit:steps_max=²",
-        "limit:steps_max=99999999999999999999", "limit:steps_max=x", "limit:bogus=3", "limit:", "limit:spend_nanos_max=5",
-        "again", "",
+        "limit:steps_max=99999999999999999999", "limit:steps_max=x", "limit:bogus=3", "limit:",
+        "limit:spend_nanos_max=5", "again", "",
     ):  # fmt: skip
         with pytest.raises(es.ResumeRefusedError):
             guard.resume("r1", change=change, reason="please")
@@ -328,7 +328,8 @@ def test_orders_are_entries_without_a_persons_words(scene: Scene) -> None:
     assert not [leaf for leaf in leaves if b"planted" in leaf]
     orders = [body["order"] for body in map(json.loads, leaves) if body["type"] == "control" and "control" in body]
     assert orders == ["freeze", "unfreeze", "deny", "undeny", "kill"]
-    assert {body["actor"] for body in map(json.loads, leaves) if body["type"] in ("stop", "resume")} == {"ops", "operator"}
+    ends = [body for body in map(json.loads, leaves) if body["type"] in ("stop", "resume")]
+    assert {body["actor"] for body in ends} == {"ops", "operator"}
 
 
 def test_a_list_of_interrupted_runs_is_not_cut_short_by_living_ones(scene: Scene) -> None:

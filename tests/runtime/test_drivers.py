@@ -1,4 +1,4 @@
-"""Interruptions in every window of a call: before it is reserved, in a commit, in the tool. Nothing is left half-known."""
+"""Interruptions in every window of a call: before it, in a commit, in the tool. None leaves it half-known."""
 
 from __future__ import annotations
 
@@ -178,7 +178,9 @@ def test_a_store_that_was_busy_once_still_gets_the_outcome(scene: Scene) -> None
     assert [operation.state for operation in guard.operations()] == [COMMITTED]
 
 
-def test_an_answer_that_cannot_be_judged_leaves_its_write_unknown(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_cannot_be_judged_leaves_its_write_unknown(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guard = scene.open(POLICY)
 
     def broken(*_: object, **__: object) -> None:

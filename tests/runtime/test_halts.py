@@ -30,6 +30,13 @@ def python(source: str, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def tell(process: subprocess.Popen[str]) -> None:
+    """Let the program go on."""
+    assert process.stdin is not None
+    process.stdin.write("now\n")
+    process.stdin.flush()
+
+
 STOPPER = """
     import sys
     import endstop as es
@@ -57,8 +64,7 @@ def test_a_waiting_async_call_is_cancelled_within_its_time_by_another_process(fi
             call = asyncio.create_task(run.acall(save, {"key": "a"}))
             while not guard.show("r1").in_flight:
                 await asyncio.sleep(0.01)
-            stopper.stdin.write("now\n")  # type: ignore[union-attr]  # a pipe, as asked for
-            stopper.stdin.flush()  # type: ignore[union-attr]
+            tell(stopper)
             while guard.show("r1").envelope is None:
                 await asyncio.sleep(0.001)
             seen["stopped"] = time.monotonic()
@@ -78,15 +84,13 @@ def test_a_waiting_async_call_is_cancelled_within_its_time_by_another_process(fi
 def test_after_another_processs_stop_no_call_is_reserved(file_scene: Scene) -> None:
     guard = file_scene.open(es.Policy(limits=WIDE, tools={"look": READ}))
     tool, calls = counting(lambda number: number)
-    with pytest.raises(es.RunStopped):  # noqa: SIM117, PT012  # the run is left while the other process still lives
+    with pytest.raises(es.RunStopped):  # noqa: SIM117  # the run is left while the other process still lives
         with python(STOPPER, file_scene.url, "r1") as stopper, guard.run(SPEC, run_id="r1") as run:
             assert stopper.stdout is not None
-            assert stopper.stdin is not None
             stopper.stdout.readline()
             for number in range(20):
                 run.call(tool, {"n": number}, tool="look")
-            stopper.stdin.write("now\n")
-            stopper.stdin.flush()
+            tell(stopper)
             for number in range(20, 5_000):
                 run.call(tool, {"n": number}, tool="look")
     # The ledger's order is the order of commits: no intent after the stop, and each call ran under an intent.
@@ -124,8 +128,7 @@ def test_two_processes_share_one_exact_cap(file_scene: Scene) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     for process in workers:
-        process.stdin.write("go\n")  # type: ignore[union-attr]  # a pipe, as asked for
-        process.stdin.flush()  # type: ignore[union-attr]
+        tell(process)
     for process in workers:
         out, _ = process.communicate(timeout=60)
         said.append(out.split())
@@ -310,7 +313,9 @@ def test_a_cancellation_goes_before_the_stop_that_came_with_it(scene: Scene) -> 
     asyncio.run(main())
 
 
-def test_the_watch_outlives_a_store_that_does_not_answer_for_a_while(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_outlives_a_store_that_does_not_answer_for_a_while(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guard = scene.open()
     asked = []
     real = HaltBoard.envelope_of

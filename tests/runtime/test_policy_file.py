@@ -87,6 +87,12 @@ def test_every_field_of_a_tool_policy_can_be_declared(tmp_path: Path) -> None:
         result_schema = { type = "object", required = ["ok"] }
         deadline_ms = 5_000
         probe = "crm_probes:was_updated"
+        probes_max = 4
+        probe_settle_ms = 0
+        probe_backoff_ms = 500
+        attempts_max = 2
+        waiter = "wait"
+        wait_ms = 900
         approve = true
         on_committed = "replay"
         poll_unchanged_max = 7
@@ -118,6 +124,12 @@ def test_every_field_of_a_tool_policy_can_be_declared(tmp_path: Path) -> None:
                 result_schema='{"required":["ok"],"type":"object"}',
                 deadline_ms=5_000,
                 probe=FunctionReference("crm_probes:was_updated"),
+                probes_max=4,
+                probe_settle_ms=0,
+                probe_backoff_ms=500,
+                attempts_max=2,
+                waiter="wait",
+                wait_ms=900,
                 approve=True,
                 on_committed="replay",
                 poll_unchanged_max=7,
@@ -585,7 +597,12 @@ def test_a_poll_limit_that_can_just_fire_is_not_named() -> None:
         (ToolPolicy(effect=Effect.READ, idempotency_key="{a}"), "sets idempotency_key, which only a write uses"),
         (ToolPolicy(effect=Effect.READ, poll_interval_ms_min=5), "sets poll_interval_ms_min, which only a poll uses"),
         (ToolPolicy(effect=Effect.WRITE, outcome_class=OutcomeClass.PROBEABLE), "is probeable and names no probe"),
-        (ToolPolicy(effect=Effect.WRITE, probe="m:f"), "names a probe, and its outcome_class is at_most_once"),
+        (
+            ToolPolicy(effect=Effect.WRITE, probe="m:f", outcome_class=OutcomeClass.AT_MOST_ONCE),
+            "names a probe, and its outcome_class is at_most_once",
+        ),
+        (ToolPolicy(effect=Effect.WRITE, probes_max=3), "sets probes_max and names no probe"),
+        (ToolPolicy(effect=Effect.WRITE, wait_ms=3), "sets wait_ms, which only waiter = 'wait' uses"),
         (ToolPolicy(effect=Effect.POLL), "poll_unchanged_max = 30 can never fire"),
         (
             ToolPolicy(effect=Effect.POLL, poll_unchanged_max=7, poll_interval_ms_min=10_000),

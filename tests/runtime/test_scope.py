@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -51,6 +52,18 @@ def test_an_agents_except_exception_cannot_swallow_a_halt(scene: Scene) -> None:
     assert reached == []
 
 
+def every_kind_of_call(agent: es.Run) -> list[Callable[[], object]]:
+    return [
+        lambda: spend(agent, 4),
+        lambda: agent.model_call().__enter__(),
+        lambda: agent.child(agent="b"),
+        lambda: agent.handoff("b"),
+        lambda: agent.checkpoint({}),
+        agent.user_input,
+        lambda: agent.complete(output="done after all"),
+    ]
+
+
 def test_after_a_stop_every_kind_of_call_halts_everywhere(scene: Scene) -> None:
     guard = used_up(scene)
     halts: list[str] = []
@@ -76,15 +89,7 @@ def test_after_a_stop_every_kind_of_call_halts_everywhere(scene: Scene) -> None:
 
             def in_thread() -> None:
                 for agent in (run, child, elsewhere):
-                    for call in (
-                        lambda: spend(agent, 4),
-                        lambda: agent.model_call().__enter__(),
-                        lambda: agent.child(agent="b"),
-                        lambda: agent.handoff("b"),
-                        lambda: agent.checkpoint({}),
-                        lambda: agent.user_input(),
-                        lambda: agent.complete(output="done after all"),
-                    ):
+                    for call in every_kind_of_call(agent):
                         with pytest.raises(es.RunHalted):
                             call()
                         halts.append("thread")
@@ -158,7 +163,7 @@ def test_a_worker_that_slept_through_a_stop_and_a_resume_is_halted(scene: Scene)
                 lambda: run.model_call().__enter__(),
                 lambda: run.child(agent="a"),
                 lambda: run.handoff("a"),
-                lambda: run.complete(),
+                run.complete,
                 lambda: run.end("fatal") and run.check_open(),
             ):
                 with pytest.raises(es.RunHalted, match="generation 2"):
@@ -268,9 +273,9 @@ def test_a_cancellation_is_not_swallowed_by_a_stop(scene: Scene) -> None:
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_an_interrupt_goes_on_as_it_is(scene: Scene, signal: type[BaseException]) -> None:
     guard = scene.open()
-    with pytest.raises(signal), guard.run(SPEC, run_id="r1"):
-        guard.stop("r1")
-        raise signal
+    scope = guard.run(SPEC, run_id="r1")
+    with pytest.raises(signal), scope:
+        raise_after(lambda: guard.stop("r1"), signal())
     assert guard.show("r1").owners == ()
 
 
@@ -327,10 +332,15 @@ def test_a_run_is_of_no_use_after_its_block(scene: Scene) -> None:
     guard = scene.open()
     with guard.run(SPEC) as run:
         turn = run.model_call()
-    for call in (lambda: spend(run), lambda: turn.__enter__(), lambda: run.child(agent="a"), lambda: run.complete()):
+    for call in (lambda: spend(run), turn.__enter__, lambda: run.child(agent="a"), run.complete):
         with pytest.raises(es.GuardClosedError, match="block"):
             call()
     assert guard.show(run.run_id).counters.steps == 0
+
+
+def raise_after(work: Callable[[], object], error: BaseException) -> None:
+    work()
+    raise error
 
 
 class Deaf:
@@ -359,11 +369,12 @@ def test_without_the_ledger_nothing_runs(scene: Scene) -> None:
     guard = scene.open()
     store = deaf(guard)
     tool, calls = counting()
-    with pytest.raises(StoreUnavailableError, match="disk"), guard.run(SPEC, run_id="r1") as run:
+    with guard.run(SPEC, run_id="r1") as run:
         store.is_deaf = True
-        run.call(tool, {})
+        with pytest.raises(StoreUnavailableError, match="disk"):
+            run.call(tool, {})
+        store.is_deaf = False
     assert calls == []
-    store.is_deaf = False
 
 
 def test_a_stop_that_was_seen_is_told_also_when_leaving_cannot_be_recorded(scene: Scene) -> None:
@@ -404,9 +415,8 @@ def test_a_cancellation_that_cannot_be_recorded_stays_a_cancellation(scene: Scen
         store.is_deaf = True
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt) as raised, guard.run(SPEC) as run:
-        try:
+    with guard.run(SPEC) as run:
+        with pytest.raises(KeyboardInterrupt) as raised:
             run.call(interrupted)
-        finally:
-            store.is_deaf = False
+        store.is_deaf = False
     assert any("could not record" in note for note in raised.value.__notes__)

@@ -142,7 +142,8 @@ def _answers_with_another_result(step: Step[object], txn: RunTransaction) -> obj
     found = getattr(answer, "stored", None)
     if found is None or found.result is None:
         return answer
-    return replace(answer, stored=replace(found, result=b'{"value":"another"}'))  # type: ignore[type-var]  # a CallReserved
+    another = replace(found, result=b'{"value":"another"}', result_digest=None)
+    return replace(answer, stored=another)  # type: ignore[type-var]  # a CallReserved
 
 
 def _counts_without_an_entry(step: Step[object], txn: RunTransaction) -> object:

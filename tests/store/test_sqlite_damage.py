@@ -19,9 +19,10 @@ from endstop.store import migrations
 from endstop.store.port import StoredSpec
 from endstop.store.sqlite import SqliteStore, opening
 from endstop.store.sqlite import store as store_module
+from endstop.store.sqlite.turnstile import Turnstile
 from endstop.testing.store_contract_runs import check_ledger
 from endstop.testing.store_samples import SPEC, AddStep, new_run, reserve
-from tests.store.kit import changed_by_hand, closed_with, raw, sqlite_store
+from tests.store.kit import CLOCK, IDS, changed_by_hand, closed_with, raw, sqlite_store
 
 
 @pytest.fixture
@@ -128,9 +129,36 @@ def test_a_damaged_page_is_reported(path: Path) -> None:
 
 
 def test_a_gap_in_the_migrations_is_a_broken_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migrations, "SCHEMA_VERSION", 2)
-    with pytest.raises(InvariantError, match="1 to 2"):
+    monkeypatch.setattr(migrations, "SCHEMA_VERSION", migrations.SCHEMA_VERSION + 1)
+    with pytest.raises(InvariantError, match="this code needs 1 to"):
         migrations.migrations()
+
+
+def test_a_store_of_the_first_schema_opens_with_todays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every later migration runs on a store that the first version made."""
+    opened = sqlite_store(path)
+    opened.open_run(new_run("a")).result()
+    opened.transact(reserve("a", 1)).result()
+    before = (opened.run_key("a").result(), opened.operations().result())
+    opened.close()
+    old = path.with_name("old.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "pending", lambda found: migrations.migrations()[:1] if found == 0 else ())
+        made = Turnstile(old.with_name("old.db.turn"), old.with_name("old.db.lock"))
+        found = opening.open_file(
+            old, made, old.with_name("old.db.lock"), new_key=IDS.new_key, now_us=CLOCK.now_us
+        )
+        made.close()
+    with raw(old) as other:
+        assert other.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == (1,)
+    other.close()
+    upgraded = sqlite_store(old)
+    assert upgraded.ledger == found.ledger
+    upgraded.open_run(new_run("a")).result()
+    upgraded.transact(reserve("a", 1)).result()
+    assert (upgraded.run_key("a").result(), upgraded.operations().result()) == before
+    check_ledger(upgraded)
+    upgraded.close()
 
 
 def test_two_statements_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +187,10 @@ def test_an_older_store_is_brought_up_to_date_and_keeps_its_records(
     opened.open_run(new_run("a")).result()
     ledger = opened.ledger
     opened.close()
-    later = migrations.Migration(version=2, sql="CREATE TABLE later (x) STRICT;".replace("(x)", "(x TEXT)"))
-    monkeypatch.setattr(opening, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(opening, "pending", lambda version: (later,) if version == 1 else ())
+    known = migrations.SCHEMA_VERSION
+    version = migrations.SCHEMA_VERSION
+    later = migrations.Migration(version=version + 1, sql="CREATE TABLE later (x TEXT) STRICT;")
+    monkeypatch.setattr(opening, "pending", lambda found: (later,) if found == version else ())
     for _ in range(2):
         opened = sqlite_store(path)
         assert opened.ledger == ledger
@@ -169,7 +198,7 @@ def test_an_older_store_is_brought_up_to_date_and_keeps_its_records(
         check_ledger(opened)
         opened.close()
     with raw(path) as other:
-        assert other.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == (2,)
+        assert other.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == (known + 1,)
         assert other.execute("SELECT count(*) FROM later").fetchone() == (0,)
     other.close()
 

@@ -194,7 +194,7 @@ def test_a_newer_schema_is_refused_and_left_as_it_is(path: Path) -> None:
     closed_with(path, "UPDATE meta SET value = 99 WHERE name = 'schema_version'")
     with pytest.raises(SchemaVersionError, match="schema version 99, this code knows 1 to"):
         sqlite_store(path)
-    changed_by_hand(path, "UPDATE meta SET value = 1 WHERE name = 'schema_version'")
+    changed_by_hand(path, f"UPDATE meta SET value = {migrations.SCHEMA_VERSION} WHERE name = 'schema_version'")
     sqlite_store(path).close()
 
 

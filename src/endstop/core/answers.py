@@ -57,7 +57,9 @@ def answer_to_refusal(verdict: Verdict, now_us: int) -> ToolResult[object]:
         status=status,
         reason=reason,
         message=message,
-        error_class=ErrorClass.GUARD_BLOCKED if reason is None else _CLASS_OF_REFUSAL.get(reason, ErrorClass.GUARD_BLOCKED),
+        error_class=(
+            ErrorClass.GUARD_BLOCKED if reason is None else _CLASS_OF_REFUSAL.get(reason, ErrorClass.GUARD_BLOCKED)
+        ),
         retry_after_ms=IN_PROGRESS_RETRY_MS if reason is Reason.IN_PROGRESS else None,
         next_allowed_action="another_step" if reason is None else _NEXT_STEP.get(reason, "another_step"),
     )

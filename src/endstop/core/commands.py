@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from endstop.core.probing import ProbeAnswer, ProbeRequest
+
 if TYPE_CHECKING:
     from endstop.core.events import Proposal
     from endstop.core.model import ToolResult
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from endstop.core.steps import Step
 
 __all__ = [
-    "CallCut", "Command", "Execute", "Flow", "Recall", "RecoverOwner", "Remember", "Returned", "Transact", "perform",
+    "AskTarget", "AwaitOutcome", "CallCut", "Command", "Execute", "Flow", "IsOwnerGone", "Recall", "RecoverOwner",
+    "Remember", "Returned", "Transact", "perform",
 ]  # fmt: skip
 
 A = TypeVar("A")
@@ -47,8 +50,8 @@ class Returned:
 class CallCut(BaseException):
     """What a driver throws into a pipeline in place of a tool's outcome, when the bare `signal` would not say enough.
 
-    `sent` False: it came before the tool was called, so nothing was sent. A GeneratorExit comes in this way too, because
-    a bare one means that the pipeline itself is dropped.
+    `sent` False: it came before the tool was called, so nothing was sent. A GeneratorExit comes in this way too,
+    because a bare one means that the pipeline itself is dropped.
     """
 
     def __init__(self, signal: BaseException, *, sent: bool) -> None:
@@ -90,6 +93,31 @@ class RecoverOwner(Command[bool]):
     """Is the worker that owns this executing operation dead? If so its run is recovered; True says that it was."""
 
     operation: OperationRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitOutcome(Command[bool]):
+    """Wait, without a lock or a transaction, until this operation of another call is no longer in flight, its worker is
+    dead, or `until_us` has come. True says that asking again may give another answer."""
+
+    operation: OperationRecord
+    until_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsOwnerGone(Command[bool]):
+    """Is it proven that this operation's worker can send nothing more? A lease that ran out is no proof."""
+
+    operation: OperationRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskTarget(Command[ProbeAnswer]):
+    """Put one question to a target, outside any transaction, until the request's deadline. What breaks is an answer
+    too: inconclusive."""
+
+    probe: Callable[..., object] | str = field(repr=False)
+    request: ProbeRequest
 
 
 Flow = Generator["Command[object]", object, R]

@@ -277,7 +277,7 @@ def _refused_by_host(policy: Policy, evidence: Evidence, proposal: Proposal) -> 
     if policy.strict_tools and not proposal.declared:
         detail = Detail(tool=proposal.tool)
         return loops.refuse(policy, evidence, proposal, Reason.UNDECLARED_TOOL, "strict_tools", detail)
-    if proposal.key_digest is None and proposal.effect is _WRITE:
+    if proposal.key_digest is None and (proposal.effect is _WRITE or proposal.key_missing is not None):
         detail = Detail(tool=proposal.tool, rule=proposal.key_missing)
         return loops.refuse(policy, evidence, proposal, Reason.KEY_MISSING, "key", detail)
     if len(evidence.pending) >= PENDING_MAX and proposal.call_id not in evidence.pending:

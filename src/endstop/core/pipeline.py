@@ -13,13 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from endstop.core.admission import admitted
 from endstop.core.answers import answer_to_refusal, failure_of
-from endstop.core.codec import result_from
-from endstop.core.commands import CallCut, Execute, Flow, Recall, RecoverOwner, Remember, Returned, Transact, perform
+from endstop.core.commands import CallCut, Execute, Flow, Recall, Remember, Returned, Transact, perform
 from endstop.core.messages import warning_of
 from endstop.core.model import ToolResult
 from endstop.core.observe import as_result, checked, measure
-from endstop.core.reasons import Action, Effect, ErrorClass, Reason, Status
+from endstop.core.operation_answers import refusal, replayed
+from endstop.core.operation_terms import terms_of
+from endstop.core.reasons import Action, Effect, ErrorClass, Reason
 from endstop.core.steps import CallReserved, CallSettled, LoseCall, ReserveCall, SettleCall
 from endstop.core.transitions import OperationState
 from endstop.errors import (
@@ -60,6 +62,7 @@ class CallRequest:
     generation: int | None = None
     schema_check: Callable[[object], str | None] | None = field(default=None, repr=False)
     input_digest: str = ""
+    store_key: bytes = field(default=b"", repr=False)
     actor: str = "agent"
 
 
@@ -113,12 +116,10 @@ class _Outcome:
 
 
 def _guarded(request: CallRequest, stage: _Stage) -> Flow[ToolResult[object]]:
-    # 1. Reserve: decided and durable before one byte leaves. A dead owner is recovered once, then asked again.
-    reserved = yield from _reserve(request, stage)
-    blocker = reserved.stored
-    in_progress = reserved.verdict.reason is Reason.IN_PROGRESS
-    if in_progress and blocker is not None and (yield from perform(RecoverOwner(operation=blocker))):
-        reserved = yield from _reserve(request, stage)
+    # 1. Reserve: decided and durable before one byte leaves. What stands in the way is cleared once, and asked again.
+    reserved = yield from admitted(
+        lambda: _reserve(request, stage), request.tool, now_us=request.now_us, store_key=request.store_key
+    )
     if reserved.verdict.action is not Action.EXECUTE:
         return (yield from _not_executed(request, reserved))
     # 2. Execute, outside any transaction. Whatever breaks in here leaves the outcome open.
@@ -140,7 +141,7 @@ def _reserve(request: CallRequest, stage: _Stage) -> Flow[CallReserved]:
     step = ReserveCall(
         run_id=request.run_id, now_us=request.now_us(), policy=request.policy, proposal=request.proposal,
         operation_id=request.operation_id, owner_id=request.owner_id, generation=request.generation,
-        input_digest=request.input_digest, actor=request.actor,
+        input_digest=request.input_digest, terms=terms_of(request.tool, request.proposal.args), actor=request.actor,
     )  # fmt: skip
     stage.is_open = True
     try:
@@ -159,7 +160,7 @@ def _settle(request: CallRequest, stage: _Stage, outcome: _Outcome) -> Flow[Call
     step = SettleCall(
         run_id=request.run_id, now_us=request.now_us(), policy=request.policy, tool=request.tool,
         proposal=request.proposal, measured=outcome.measured, result=outcome.result, operation=stage.operation,
-        took_us=outcome.took_us, lost=outcome.lost, actor=request.actor,
+        took_us=outcome.took_us, lost=outcome.lost, result_key=request.store_key, actor=request.actor,
     )  # fmt: skip
     try:
         settled = yield from perform(Transact(step=step))
@@ -221,13 +222,8 @@ def _not_executed(request: CallRequest, reserved: CallReserved) -> Flow[ToolResu
         if stored is None:
             msg = "a replay without a stored operation"
             raise InvariantError(msg)
-        if stored.state is OperationState.CANCELLED:
-            return ToolResult(
-                status=Status.POLICY_BLOCKED, error_class=ErrorClass.GUARD_BLOCKED, operation_id=stored.operation_id,
-                message="this operation was withdrawn before it was sent", replayed=True,
-            )  # fmt: skip
-        return replace(result_from(stored.result), operation_id=stored.operation_id)
-    return answer_to_refusal(verdict, request.now_us())
+        return replayed(stored, request.store_key)
+    return refusal(verdict, reserved.stored, request.tool, request.now_us())
 
 
 def _judged(request: CallRequest, returned: Returned) -> _Outcome:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-__all__ = ["NO_TOOL_POLICY", "RUNGS", "SCOPES", "Limits", "Policy", "ToolPolicy", "stricter"]
+__all__ = ["NO_TOOL_POLICY", "RUNGS", "SCOPES", "WAITERS", "Limits", "Policy", "ToolPolicy", "stricter"]
 
 S = TypeVar("S", bound=str)
 
@@ -28,6 +28,11 @@ RUNGS: Final = ("warn", "block", "stop")
 SCOPES: Final = ("run", "conversation", "object", "tenant")
 TOOLS_MAX: Final = 1_000
 LIMIT_VALUE_MAX: Final = 2**53 - 1
+WAITERS: Final = ("handle", "wait", "reject")  # from the freest to the strictest
+_COUNTS: Final = (
+    "deadline_ms", "poll_unchanged_max", "poll_interval_ms_min", "probes_max", "probe_settle_ms", "probe_backoff_ms",
+    "attempts_max", "wait_ms",
+)  # fmt: skip
 
 # What a limit may be at least. Zero means "none at all" and is allowed where that makes sense.
 _AT_LEAST_ONE: Final = frozenset(
@@ -95,7 +100,8 @@ class ToolPolicy:
 
     `idempotency_key` is a template (`"{contact_id}:{version}"`), a tuple of argument names, or a function from the
     arguments to text. `progress` is the dotted place of the progress version in the answer. `result_schema` is a JSON
-    Schema (kept as canonical text). Times are milliseconds.
+    Schema (kept as canonical text). Times are milliseconds. `attempts_max` counts attempts that were proven not
+    applied; the `probe*` fields say how a target is asked, `waiter` what a second caller of a key in flight gets.
     """
 
     effect: Word[Effect] = Effect.UNKNOWN  # type: ignore[assignment]  # see Word
@@ -111,6 +117,12 @@ class ToolPolicy:
     result_schema: str | None = None
     deadline_ms: int | None = None
     probe: Callable[..., object] | str | None = None
+    probes_max: int | None = None
+    probe_settle_ms: int | None = None
+    probe_backoff_ms: int | None = None
+    attempts_max: int | None = None
+    waiter: str | None = None
+    wait_ms: int | None = None
     approve: bool = False
     on_committed: str | None = None
     poll_unchanged_max: int | None = None
@@ -138,10 +150,14 @@ class ToolPolicy:
             put(self, name, _names(name, getattr(self, name)))
         self._check_key()
         # 3. Times and counts.
-        for name in ("deadline_ms", "poll_unchanged_max", "poll_interval_ms_min"):
+        if self.waiter not in (None, *WAITERS):
+            msg = f"waiter {self.waiter!r} is unknown; one of {', '.join(WAITERS)}"
+            raise PolicyInvalidError(msg)
+        for name in _COUNTS:
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                msg = f"tool policy field {name} must be a whole number, 1 or more"
+            least = 0 if name == "probe_settle_ms" else 1
+            if value is not None and (type(value) is not int or value < least):
+                msg = f"tool policy field {name} must be a whole number, {least} or more"
                 raise PolicyInvalidError(msg)
         # 4. A schema is kept as canonical text, so that a policy stays hashable and comparable.
         schema: object = self.result_schema
@@ -172,8 +188,10 @@ class ToolPolicy:
 
     @property
     def target_class(self) -> OutcomeClass:
-        """The outcome class: as declared, else at most once."""
-        return self.outcome_class or OutcomeClass.AT_MOST_ONCE
+        """The outcome class: as declared; else probeable with a probe, and at most once without."""
+        if self.outcome_class is not None:
+            return self.outcome_class
+        return OutcomeClass.AT_MOST_ONCE if self.probe is None else OutcomeClass.PROBEABLE
 
     @property
     def replays_committed(self) -> bool:
@@ -355,6 +373,12 @@ def stricter(policy: ToolPolicy, declaration: ToolPolicy) -> ToolPolicy:
         result_schema=policy.result_schema or declaration.result_schema,
         deadline_ms=_smaller(policy.deadline_ms, declaration.deadline_ms),
         probe=policy.probe or declaration.probe,
+        probes_max=_smaller(policy.probes_max, declaration.probes_max),
+        probe_settle_ms=_larger(policy.probe_settle_ms, declaration.probe_settle_ms),
+        probe_backoff_ms=_larger(policy.probe_backoff_ms, declaration.probe_backoff_ms),
+        attempts_max=_smaller(policy.attempts_max, declaration.attempts_max),
+        waiter=_last_of(WAITERS, policy.waiter, declaration.waiter),
+        wait_ms=_smaller(policy.wait_ms, declaration.wait_ms),
         approve=policy.approve or declaration.approve,
         on_committed=_last_of(("replay", "stop"), policy.on_committed, declaration.on_committed),
         poll_unchanged_max=_smaller(policy.poll_unchanged_max, declaration.poll_unchanged_max),

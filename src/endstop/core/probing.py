@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from endstop.errors import UsageError
 
 __all__ = ["Exclusion", "Found", "ProbeAnswer", "ProbeRequest"]
+
+RECEIPT_CHARS_MAX: Final = 255
 
 
 class Found(StrEnum):
@@ -49,7 +52,10 @@ class ProbeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAnswer:
-    """What a probe says. Make it with `applied`, `not_applied`, `in_flight` or `inconclusive`."""
+    """What a probe says. Make it with `applied`, `not_applied`, `in_flight` or `inconclusive`.
+
+    `receipt` is the target's own name for the effect; `cause` is a word on why an answer is inconclusive.
+    """
 
     found: Found
     value: object = field(default=None, repr=False)
@@ -57,11 +63,15 @@ class ProbeAnswer:
     exclusion: Exclusion | None = None
     retry_after_ms: int | None = None
     receipt: str | None = None
+    cause: str = ""
 
     def __post_init__(self) -> None:
         wait = self.retry_after_ms
         if wait is not None and (type(wait) is not int or wait < 0):
             msg = "retry_after_ms must be a whole number of milliseconds, 0 or more"
+            raise UsageError(msg)
+        if self.receipt is not None and len(self.receipt) > RECEIPT_CHARS_MAX:
+            msg = f"a receipt has {RECEIPT_CHARS_MAX} characters at most"
             raise UsageError(msg)
 
     @classmethod
@@ -80,6 +90,6 @@ class ProbeAnswer:
         return cls(found=Found.IN_FLIGHT, retry_after_ms=retry_after_ms)
 
     @classmethod
-    def inconclusive(cls, *, retry_after_ms: int | None = None) -> ProbeAnswer:
-        """The target cannot tell now."""
-        return cls(found=Found.INCONCLUSIVE, retry_after_ms=retry_after_ms)
+    def inconclusive(cls, *, retry_after_ms: int | None = None, cause: str = "") -> ProbeAnswer:
+        """The target cannot tell now; `cause` is one word on why."""
+        return cls(found=Found.INCONCLUSIVE, retry_after_ms=retry_after_ms, cause=cause)

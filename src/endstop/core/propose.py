@@ -29,12 +29,16 @@ if TYPE_CHECKING:
     from endstop.core.model import ToolCall
     from endstop.core.policy import ToolPolicy
 
-__all__ = ["argument_note", "fingerprint_of", "idempotency_key_of", "parsed_args", "progress_source", "propose"]
+__all__ = [
+    "argument_note", "fingerprint_of", "given_key_of", "idempotency_key_of", "parsed_args", "progress_source",
+    "propose",
+]  # fmt: skip
 
 KEY_CHARS_MAX: Final = 255
 NOTED_ARGS_MAX: Final = 32
 WORD_CHARS_MAX: Final = 80
 _WRITE: Final = Effect.WRITE
+_KEYED: Final = (Effect.WRITE, Effect.UNKNOWN)
 _OPEN_PROPOSAL: Final = open_twin(Proposal)
 _LONG_NUMBER: Final = re.compile(r"\d{19}")
 # Names of tools, agents and rounds come again and again.
@@ -123,6 +127,18 @@ def idempotency_key_of(
         return None, "a tool name and a key that are plain text"
 
 
+def given_key_of(
+    name: str, given: object, tool: ToolPolicy, *, key: bytes = b"", scope_value: str = ""
+) -> tuple[str | None, str | None]:
+    """The digest of a key that the caller gives, and what is missing when it is none."""
+    if not isinstance(given, str) or not given.strip() or len(_utf8(given)) > KEY_CHARS_MAX:
+        return None, f"an idempotency_key of 1 to {KEY_CHARS_MAX} bytes of text"
+    try:
+        return digest_of("key", tool.key_scope, scope_value, name, "given", [given], key=key), None
+    except NotCanonicalError:
+        return None, "an idempotency_key that is plain text"
+
+
 def _is_blank(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
@@ -152,8 +168,12 @@ def propose(
     scope_value: str = "",
     call_id: str = "",
     fault: ErrorClass | None = None,
+    given_key: str | None = None,
 ) -> Proposal:
-    """The proposal for `call`. Arguments without a canonical form make a malformed call, never an error here."""
+    """The proposal for `call`. Arguments without a canonical form make a malformed call, never an error here.
+
+    `given_key` is a caller's own idempotency key, which goes before the declared one.
+    """
     args = parsed_args(call.args)
     try:
         fingerprint = fingerprint_of(call.tool, args, tool, run_key)
@@ -165,7 +185,9 @@ def propose(
     key_digest: str | None = None
     missing: str | None = None
     operation_fingerprint = ""
-    if tool.effect is _WRITE and fault is None:
+    if given_key is not None and tool.effect in _KEYED and fault is None:
+        key_digest, missing = given_key_of(call.tool, given_key, tool, key=store_key, scope_value=scope_value)
+    elif tool.effect is _WRITE and fault is None:
         key_digest, missing = idempotency_key_of(call.tool, args, tool, key=store_key, scope_value=scope_value)
     if store_key and fault is None:
         operation_fingerprint = fingerprint_of(call.tool, args, tool, store_key)

@@ -70,7 +70,12 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRecord:
-    """One side effect under its key. `fence` grows with every change of owner; a write names the fence it read."""
+    """One side effect under its key. `fence` grows with every change of owner; a write names the fence it read.
+
+    `probe_count` counts questions to the target; one is under way until `probe_until_us`, the next may start at
+    `probe_not_before_us`. `settled_by` is empty, `probe` or `person`. `args` are the canonical arguments as JSON, kept
+    only while a probe may need them; `receipt` is the target's own name for the effect.
+    """
 
     operation_id: str
     tool: str
@@ -93,6 +98,12 @@ class OperationRecord:
     result: bytes | None = field(default=None, repr=False)
     result_digest: str | None = None
     reason: str = ""
+    probe_count: int = 0
+    probe_not_before_us: int = 0
+    probe_until_us: int = 0
+    settled_by: str = ""
+    receipt: str | None = None
+    args: bytes | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, object]:
         """This operation as the contract publishes it; its result's value is never in it."""

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from endstop.core import fold, loops
 from endstop.core.canonical import digest
-from endstop.core.codec import output_text, result_data
+from endstop.core.codec import output_text
 from endstop.core.decide import decide_call
 from endstop.core.ending import end_run, figures, left_behind
 from endstop.core.entries import INT_MAX, safe_name
 from endstop.core.events import OperationView, Proposal, Verdict
 from endstop.core.observe import Measured, observe
+from endstop.core.operation_rules import OUTCOMES, exhaust, may_go_again, note_operation, rearmed, settle_attempt
+from endstop.core.operation_terms import DEFAULT_TERMS, OperationTerms
 from endstop.core.reasons import Action, ErrorClass, Reason, Status
 from endstop.core.records import OperationRecord, RunTransaction
 from endstop.core.transitions import OperationEvent, OperationState, operation_next
-from endstop.errors import InvariantError
 
 if TYPE_CHECKING:
     from endstop.core.envelope import Envelope
@@ -79,6 +80,7 @@ class ReserveCall(Step[CallReserved]):
     owner_id: str
     generation: int | None = None
     input_digest: str = ""
+    terms: OperationTerms = DEFAULT_TERMS
     actor: str = "agent"
 
     @property
@@ -94,8 +96,9 @@ class ReserveCall(Step[CallReserved]):
         if stale is not None:
             return CallReserved(verdict=stale.verdict, envelope=stale.envelope)
         # 1. Decide on what is stored now.
+        exhaust(txn, proposal.operation_fingerprint, self.terms, self.now_us, actor=self.actor)
         verdict = decide_call(
-            policy, evidence, proposal, self.now_us, controls=txn.controls, operation=_view(txn)
+            policy, evidence, proposal, self.now_us, controls=txn.controls, operation=_view(txn, self.terms)
         )
         elapsed_us = evidence.elapsed_us_at(self.now_us)
         # 2. Over: nothing but the end is written.
@@ -130,13 +133,16 @@ class ReserveCall(Step[CallReserved]):
 
     def _dispatch(self, txn: RunTransaction) -> OperationRecord:
         old, proposal = txn.operation, self.proposal
-        state = operation_next(None if old is None else old.state, OperationEvent.DISPATCH)
+        before = None if old is None else old.state
+        if old is not None and may_go_again(old, self.terms):
+            before = rearmed(txn, old, self.now_us, actor=self.actor)
+        state = operation_next(before, OperationEvent.DISPATCH)
         if old is None:
             record = OperationRecord(
                 operation_id=self.operation_id or "", tool=proposal.tool, key_digest=proposal.key_digest,
                 fingerprint=proposal.operation_fingerprint, state=state, run_id=txn.run_id, generation=txn.generation,
                 call_id=proposal.call_id, owner_id=self.owner_id, effect=proposal.effect.value,
-                created_at_us=self.now_us, dispatched_at_us=self.now_us,
+                created_at_us=self.now_us, dispatched_at_us=self.now_us, args=self.terms.kept_args,
             )  # fmt: skip
             txn.put_operation(record, 0)
             return record
@@ -144,8 +150,10 @@ class ReserveCall(Step[CallReserved]):
             old, state=state, attempt=old.attempt + 1, fence=old.fence + 1, run_id=txn.run_id,
             generation=txn.generation, call_id=proposal.call_id, owner_id=self.owner_id,
             dispatched_at_us=self.now_us, settled_at_us=None, outcome=None, result=None, result_kind=None,
-            result_digest=None,
+            result_digest=None, reason="", probe_count=0, probe_not_before_us=0, probe_until_us=0, settled_by="",
+            receipt=None, args=self.terms.kept_args,
         )  # fmt: skip
+        note_operation(txn, self.now_us, old, record, "another_attempt", actor=self.actor)
         txn.put_operation(record, old.fence)
         return record
 
@@ -175,17 +183,23 @@ def _rule(verdict: Verdict) -> str | None:
     return verdict.detail.rule if verdict.guard == "deny" else None
 
 
-def _view(txn: RunTransaction) -> OperationView | None:
+def _view(txn: RunTransaction, terms: OperationTerms) -> OperationView | None:
     record = txn.operation
     if record is None:
         return None
+    state = record.state
+    if may_go_again(record, terms):
+        state = OperationState.FAILED_RETRYABLE  # the target keeps a second call from having an effect
+    elif state is OperationState.TOMBSTONE and record.outcome == "not_applied":
+        state = OperationState.FAILED_FINAL
     return OperationView(
         operation_id=record.operation_id,
-        state=record.state.value,
+        state=state.value,
         fingerprint=record.fingerprint,
         call_id=record.call_id,
         same_run=record.run_id == txn.run_id,
-        generation=record.generation,
+        # What a probe or a person found was never told to the agent: asking for it once is no repetition.
+        generation=0 if record.settled_by else record.generation,
         attempt=record.attempt,
         not_before_us=record.not_before_us,
     )
@@ -217,6 +231,7 @@ class SettleCall(Step[CallSettled]):
     operation: OperationRecord | None = None
     took_us: int = 0
     lost: bool = False
+    result_key: bytes = field(default=b"", repr=False)
     actor: str = "agent"
 
     @property
@@ -230,7 +245,10 @@ class SettleCall(Step[CallSettled]):
         accepted = True
         # 1. The operation, by compare-and-set on attempt, fence and state.
         if self.operation is not None:
-            accepted = _settle_operation(txn, self.operation, self.result, self.now_us, lost=self.lost)
+            event = OperationEvent.LOST if self.lost else operation_event(self.result)
+            accepted = settle_attempt(
+                txn, self.operation, self.result, event, self.now_us, key=self.result_key, actor=self.actor
+            )
         # 2. The evidence.
         seen = observe(evidence, self.proposal, self.measured, self.now_us)
         fold.settled(evidence, seen, policy.limits, self.now_us)
@@ -271,41 +289,6 @@ def operation_event(result: ToolResult[object]) -> OperationEvent:
     if result.error_class in (ErrorClass.TIMEOUT, ErrorClass.OUTAGE):
         return OperationEvent.LOST
     return OperationEvent.REFUSED if result.status is Status.FATAL else OperationEvent.NOT_APPLIED
-
-
-def _settle_operation(
-    txn: RunTransaction, owned: OperationRecord, result: ToolResult[object], now_us: int, *, lost: bool
-) -> bool:
-    stored = txn.operation
-    if stored is None:
-        msg = f"operation {owned.operation_id} was dispatched but is not stored"
-        raise InvariantError(msg)
-    if stored.attempt != owned.attempt or stored.fence != owned.fence:
-        return False
-    event = OperationEvent.LOST if lost else operation_event(result)
-    if stored.state not in (OperationState.EXECUTING, OperationState.UNKNOWN, OperationState.MANUAL):
-        return False
-    if event is OperationEvent.LOST and stored.state is not OperationState.EXECUTING:
-        return True
-    state = operation_next(stored.state, event)
-    data, kind = result_data(result) if event is not OperationEvent.LOST else (None, "none")
-    wait_ms = result.retry_after_ms or 0
-    txn.put_operation(
-        replace(
-            stored, state=state, settled_at_us=now_us, outcome=_OUTCOMES[event], result=data, result_kind=kind,
-            not_before_us=now_us + wait_ms * 1_000 if wait_ms else 0,
-        ),
-        stored.fence,
-    )  # fmt: skip
-    return True
-
-
-_OUTCOMES: Final = {
-    OperationEvent.APPLIED: "applied",
-    OperationEvent.NOT_APPLIED: "not_applied",
-    OperationEvent.REFUSED: "not_applied",
-    OperationEvent.LOST: "unknown",
-}
 
 
 def _note_result(
@@ -375,7 +358,7 @@ class LoseCall(Step[OperationRecord | None]):
         if stored is not None and executing:
             event = OperationEvent.LOST if self.sent else OperationEvent.NOT_APPLIED
             record = replace(
-                stored, state=operation_next(stored.state, event), settled_at_us=self.now_us, outcome=_OUTCOMES[event],
+                stored, state=operation_next(stored.state, event), settled_at_us=self.now_us, outcome=OUTCOMES[event],
                 reason=safe_name(self.cause),
             )  # fmt: skip
             txn.put_operation(record, stored.fence)

@@ -62,7 +62,14 @@ RUN_TABLE: Final[dict[RunState, dict[RunEvent, RunState]]] = {
         _E.REJOIN: _R.FROZEN,
     },
     _R.PAUSED: {_E.STOP: _R.STOPPED, _E.RESUME: _R.RUNNING},
-    _R.INTERRUPTED: {_E.STOP: _R.STOPPED, _E.RESUME: _R.RUNNING, _E.REJOIN: _R.RUNNING},
+    # A worker that was taken for dead and is not may still end the run with what its last call brought.
+    _R.INTERRUPTED: {
+        _E.COMPLETE: _R.COMPLETE,
+        _E.STOP: _R.STOPPED,
+        _E.PAUSE: _R.PAUSED,
+        _E.RESUME: _R.RUNNING,
+        _E.REJOIN: _R.RUNNING,
+    },
     _R.STOPPED: {_E.RESUME: _R.RUNNING},
     _R.COMPLETE: {},
 }
@@ -97,6 +104,7 @@ class OperationEvent(StrEnum):
     GIVE_UP = "give_up"  # automation may not settle it
     EXHAUSTED = "exhausted"  # every attempt was proven not applied
     EXPIRE = "expire"  # retention removed the payload
+    CONTRADICT = "contradict"  # proven not applied, and then its own attempt says that it was
 
 
 _S: Final = OperationState
@@ -122,7 +130,7 @@ OPERATION_TABLE: Final[dict[OperationState | None, dict[OperationEvent, Operatio
         _V.NOT_APPLIED: _S.FAILED_RETRYABLE,
         _V.REFUSED: _S.FAILED_FINAL,
     },
-    _S.FAILED_RETRYABLE: {_V.DISPATCH: _S.EXECUTING, _V.EXHAUSTED: _S.POISONED},
+    _S.FAILED_RETRYABLE: {_V.DISPATCH: _S.EXECUTING, _V.EXHAUSTED: _S.POISONED, _V.CONTRADICT: _S.MANUAL},
     _S.COMMITTED: {_V.EXPIRE: _S.TOMBSTONE},
     _S.FAILED_FINAL: {_V.EXPIRE: _S.TOMBSTONE},
     _S.POISONED: {},

@@ -134,6 +134,9 @@ class Turns:
                 raise
             if answer.usage is not None:
                 turn.record_usage(answer.usage)
+            elif cap is None:
+                # Nothing capped the answer; now that it is here, its own size does.
+                turn.bound(input_tokens=bound, output_tokens=input_bound("", (answer,), ()))
         counters = run.record().counters
         self._tell(
             LoopEvent(

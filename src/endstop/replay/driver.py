@@ -2,12 +2,12 @@
 
 A recorded agent cannot answer to a warning or a block: what it did next is taken as it stands. A call that was
 refused, or that shared its twin's answer, has no outcome of its own, so its recorded result is left out. A call that
-had to wait is taken to have waited, because it was made.
+had to wait is taken to have waited, because it was made. A call without an outcome is in flight until the agent that
+made it speaks again; then it was not waited for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from endstop.core import fold, loops
@@ -18,10 +18,12 @@ from endstop.core.messages import message_of
 from endstop.core.model import ToolCall, ToolResult, Usage
 from endstop.core.observe import Measured, checked, measure, observe
 from endstop.core.policy import ToolPolicy
-from endstop.core.propose import propose
+from endstop.core.propose import parsed_args, propose
 from endstop.core.reasons import Action, Effect, Status
+from endstop.replay.clock import RunClock
 from endstop.replay.gauges import Gauges
-from endstop.replay.marks import Logged, marks_of, new_log
+from endstop.replay.marks import failure_of, grounds_of, new_log, reads_as_failure
+from endstop.replay.open_calls import OpenCalls
 from endstop.replay.operations import Operations
 from endstop.replay.report import Judgement, RunReport, RunTotals, Sample, StopPoint
 from endstop.replay.trace import (
@@ -42,29 +44,22 @@ from endstop.replay.trace import (
 )
 
 if TYPE_CHECKING:
-    from endstop.core.events import Observation, Verdict
+    from endstop.core.events import Verdict
     from endstop.core.policy import Policy
+    from endstop.replay.open_calls import OpenCall
 
 __all__ = ["RunReplay"]
 
 JUDGEMENTS_MAX: Final = 200
 SAMPLES_MAX: Final = 2_000
-LEFT_MAX: Final = 256
+TOOLS_MAX: Final = 10_000
 _EXECUTE: Final = Action.EXECUTE
 _STOP: Final = Action.STOP
+_WAIT: Final = Action.WAIT
+_PROGRESS: Final = Status.PROGRESS
 _NO_USAGE: Final = Usage()
+_TURN: Final = "turn"
 _DECLARED: Final = {effect: ToolPolicy(effect=effect) for effect in (Effect.READ, Effect.POLL, Effect.WAIT)}
-
-
-@dataclass(slots=True)
-class _Open:
-    """A call without an outcome yet."""
-
-    proposal: Proposal
-    tool: ToolPolicy
-    index: int
-    turn: int
-    executed: bool
 
 
 class RunReplay:
@@ -79,9 +74,11 @@ class RunReplay:
         self._evidence = Evidence()
         self._operations = Operations()
         self._gauges = Gauges(policy) if goes_on else None
-        self._open: dict[str, list[_Open]] = {}
-        self._left: dict[str, list[_Open]] = {}
+        self._clock = RunClock()
+        self._open = OpenCalls()
         self._log = new_log()
+        self._live = True
+        self._started = False
         self._stop: StopPoint | None = None
         self._at_stop: RunTotals | None = None
         self._judgements: list[Judgement] = []
@@ -90,13 +87,12 @@ class RunReplay:
         self._calls = self._turns = self._unanswered = self._orphans = 0
         self._input = self._output = self._spend = 0
         self._spend_known = False
-        # The clock: microseconds of the recording, less what was spent waiting for a person.
-        self._last_us = self._now_us = 1
-        self._first_us: int | None = None
-        self._waited_us = 0
-        self._paused = False
         self._tools: dict[str, ToolPolicy] = {}
+        self._proposals: dict[tuple[str, str], TurnProposal] = {}
         self._outcome = ""
+        # The refused call, and how often the recording made it from there on.
+        self._refused: tuple[str, object] | None = None
+        self._repeated = 0
 
     @property
     def calls(self) -> int:
@@ -114,9 +110,9 @@ class RunReplay:
         if kind is TraceCall:
             self._call(event)  # type: ignore[arg-type]  # its type was just compared
         elif kind is TraceResult:
-            self._result(event)  # type: ignore[arg-type]
+            self._result(event)  # type: ignore[arg-type]  # the same
         elif kind is TraceTurn:
-            self._turn(event)  # type: ignore[arg-type]
+            self._turn(event)  # type: ignore[arg-type]  # the same
         else:
             self._other(event)
 
@@ -128,12 +124,12 @@ class RunReplay:
             case UserInput():
                 self._person(event.at_us)
             case TraceLost():
-                self._lost(event.call_id)
+                self._give_up(event.call_id)
             case TraceHandoff():
                 self._handoff(event)
             case TracePause():
                 self._advance(event.at_us)
-                self._paused = True
+                self._clock.pause()
             case TraceStart():
                 self._start(event)
             case RunEnd():
@@ -145,46 +141,32 @@ class RunReplay:
 
     def _advance(self, at_us: int | None) -> None:
         if at_us is not None:
-            if self._first_us is None:
-                self._first_us = self._last_us = self._now_us = at_us
-            elif at_us > self._last_us:
-                if self._paused:
-                    self._waited_us += at_us - self._last_us
-                self._last_us = at_us
-                self._now_us = max(self._now_us, at_us - self._waited_us)
-            self._paused = False
-        evidence = self._evidence
-        if not evidence.running_since_us and evidence.ended is None:
-            fold.started(evidence, self._now_us)
+            self._clock.advance(at_us)
+        if not self._started:
+            self._started = True
+            fold.started(self._evidence, self._clock.now_us)
 
     def _person(self, at_us: int | None) -> None:
         """A person spoke. Waiting for them was no running time, unless calls were still under way."""
-        if at_us is not None and self._first_us is not None and not self._open and at_us > self._last_us:
-            self._waited_us += at_us - self._last_us
-            self._last_us = at_us
+        if not self._open.now and self._started:
+            self._clock.pause()
         self._advance(at_us)
-        if self._is_live:
+        if self._live:
             fold.user_input(self._evidence)
 
     def _start(self, event: TraceStart) -> None:
         self._advance(event.at_us)
-        if not self._is_live:
+        if not self._live:
             return
         if event.resumed:
-            fold.resumed(self._evidence, self._now_us)
+            fold.resumed(self._evidence, self._clock.now_us)
         if event.version is not None:
             fold.seed_version(self._evidence, event.version)
 
-    @property
-    def _is_live(self) -> bool:
-        return self._stop is None or self._gauges is not None
-
     def _totals(self) -> RunTotals:
-        first = self._first_us
         return RunTotals(
             calls=self._calls, turns=self._turns, input_tokens=self._input, output_tokens=self._output,
-            spend_nanos=self._spend, time_us=0 if first is None else max(0, self._now_us - first),
-            spend_known=self._spend_known,
+            spend_nanos=self._spend, time_us=self._clock.elapsed_us, spend_known=self._spend_known,
         )  # fmt: skip
 
     def _post(self, usage: Usage, spend_nanos: int | None) -> None:
@@ -193,52 +175,72 @@ class RunReplay:
         if spend_nanos is not None:
             self._spend += spend_nanos
             self._spend_known = True
-        if self._is_live:
+        if self._live:
             fold.turn_settled(self._evidence, "", usage, spend_nanos or 0)
 
     # -- Calls
 
     def _call(self, call: TraceCall) -> None:
         index = self._calls
-        self._calls += 1
-        self._advance(call.at_us)
-        if self._stop is not None and self._gauges is None:
-            return
-        tool = self._tool(call)
+        self._calls = index + 1
+        if call.at_us != self._clock.last_us or not self._started:
+            self._advance(call.at_us)
+        if self._stop is not None:
+            self._repeated += self._refused is not None and _identity(call) == self._refused
+            if self._gauges is None:
+                return
+        evidence = self._evidence
+        tool = self._tools.get(call.tool)
+        if tool is None or call.effect is not None:
+            tool = self._tool(call)
         proposal = self._proposal(call, tool, index)
-        if len(self._evidence.pending) >= PENDING_MAX - 1:
-            self._give_up_oldest()
-        verdict = self._decided(proposal)
+        if len(evidence.pending) >= PENDING_MAX - 1:
+            self._give_up(next(iter(evidence.pending)))
         if self._gauges is not None:
-            self._gauges.before(self._evidence, proposal, index, self._now_us)
+            self._gauges.before(evidence, proposal, index, self._clock.now_us)
+        key = proposal.key_digest
+        if key is None:
+            verdict = decide_call(self._policy, evidence, proposal, self._clock.now_us)
+        else:
+            operation = self._operations.view(key)
+            verdict = decide_call(self._policy, evidence, proposal, self._clock.now_us, operation=operation)
+        if verdict.action is _WAIT:
+            self._clock.wait_until(verdict.until_us)
+            operation = None if key is None else self._operations.view(key)
+            verdict = decide_call(self._policy, evidence, proposal, self._clock.now_us, operation=operation)
+        action = verdict.action
         if verdict is not GO:
             self._judged(verdict, index)
-        executed = verdict.action is _EXECUTE
-        if verdict.action is _STOP:
-            self._stopped(verdict, index, proposal=proposal)
-            executed = self._gauges is not None
-            verdict = GO
+            if action is _STOP:
+                if self._stop is None:
+                    self._refused, self._repeated = _identity(call), 1
+                self._stopped(verdict, index, proposal=proposal)
+                if self._gauges is None:
+                    return
+                action, verdict = _EXECUTE, GO
+        executed = action is _EXECUTE
         if executed:
-            self._let_through(proposal, verdict)
-        elif verdict.action is Action.REPLAY:
-            fold.replayed(self._evidence, proposal, verdict)
-        elif verdict.action is Action.BLOCK:
-            fold.refused(self._evidence, proposal, verdict)
-            self._log_refusal(proposal, verdict, index)
-        if executed or self._stop is None:
-            self._open.setdefault(proposal.call_id, []).append(
-                _Open(proposal=proposal, tool=tool, index=index, turn=self._turns, executed=executed)
-            )
+            if key is not None:
+                self._operations.begun(key, proposal, evidence.generation)
+            fold.let_through(evidence, proposal, verdict, self._clock.now_us, key)
+        elif action is Action.REPLAY:
+            fold.replayed(evidence, proposal, verdict)
+        elif action is Action.BLOCK:
+            fold.refused(evidence, proposal, verdict)
+            failure = loops.refusal_keys(proposal.tool, verdict.reason, verdict.detail)[0]
+            self._log.append((index, proposal.tool, proposal.fingerprint, "", True, failure, key, True))
+        self._open.add((proposal, tool, index, executed))
         if self._samples is not None:
             self._sample(index, proposal)
 
     def _tool(self, call: TraceCall) -> ToolPolicy:
         found = self._tools.get(call.tool)
         if found is None:
-            if len(self._tools) > 10_000:  # noqa: PLR2004  # names are the recording's: forget, then look up again
+            if len(self._tools) >= TOOLS_MAX:
+                # The names are the recording's: forget, then look up again.
                 self._tools.clear()
             found = self._tools[call.tool] = self._policy.tool(call.tool)
-        if not found.declared and call.effect in _DECLARED and call.fingerprint is None:
+        if call.effect is not None and not found.declared and call.effect in _DECLARED and call.fingerprint is None:
             # The recording declares what the policy does not; a write without a key would only be refused.
             return _DECLARED[call.effect]
         return found
@@ -246,10 +248,8 @@ class RunReplay:
     def _proposal(self, call: TraceCall, tool: ToolPolicy, index: int) -> Proposal:
         call_id = call.call_id or f"#{index + 1}"
         if call.fingerprint is None:
-            return propose(
-                ToolCall(tool=call.tool, args=call.args, call_id=call_id, round_id=call.round_id, agent=call.agent),
-                tool, fault=call.fault,
-            )  # fmt: skip
+            made = ToolCall(tool=call.tool, args=call.args, call_id=call_id, round_id=call.round_id, agent=call.agent)
+            return propose(made, tool, fault=call.fault)
         return Proposal(
             tool=call.tool, effect=tool.effect if tool.declared else call.effect or Effect.UNKNOWN,
             fingerprint=call.fingerprint, call_id=call_id, round_id=call.round_id, agent=call.agent,
@@ -257,142 +257,113 @@ class RunReplay:
             declared=tool.declared or bool(call.declared),
         )  # fmt: skip
 
-    def _decided(self, proposal: Proposal) -> Verdict:
-        key = proposal.key_digest
-        operation = None if key is None else self._operations.view(key)
-        verdict = decide_call(self._policy, self._evidence, proposal, self._now_us, operation=operation)
-        if verdict.action is Action.WAIT:
-            self._now_us = max(self._now_us, verdict.until_us)
-            verdict = decide_call(self._policy, self._evidence, proposal, self._now_us, operation=operation)
-        return verdict
-
-    def _let_through(self, proposal: Proposal, verdict: Verdict) -> None:
-        key = proposal.key_digest
-        if key is not None:
-            self._operations.begun(key, proposal, self._evidence.generation)
-        fold.let_through(self._evidence, proposal, verdict, self._now_us, key)
-
-    def _give_up_oldest(self) -> None:
-        for waiting in self._open.values():
-            if waiting and waiting[0].executed:
-                self._set_aside(waiting[0])
-                return
-
-    def _set_aside(self, found: _Open) -> None:
+    def _give_up(self, call_id: str) -> None:
         """No outcome came while it mattered; should one come late, it is still folded."""
-        call_id = found.proposal.call_id
-        waiting = self._open.get(call_id, [])
-        if found in waiting:
-            waiting.remove(found)
-        if not waiting:
-            self._open.pop(call_id, None)
-        if not found.executed:
-            return
-        fold.abandoned(self._evidence, call_id)
-        self._unanswered += 1
-        self._left.setdefault(call_id, []).append(found)
-        if len(self._left) > LEFT_MAX:
-            del self._left[next(iter(self._left))]
-
-    def _lost(self, call_id: str) -> None:
-        waiting = self._open.get(call_id)
-        if waiting:
-            self._set_aside(waiting[0])
+        if self._open.give_up(call_id) is not None:
+            fold.abandoned(self._evidence, call_id)
+            self._unanswered += 1
 
     # -- Results
 
     def _result(self, result: TraceResult) -> None:
-        if result.at_us is None and result.took_ms:
+        at_us = result.at_us
+        if at_us is None and result.took_ms:
             # Where there are no times, what the calls took is the time there is.
-            self._advance(self._last_us + result.took_ms * 1_000)
-        else:
-            self._advance(result.at_us)
-        found = self._answered(result.call_id)
-        if found is None or not found.executed or not self._is_live:
+            at_us = self._clock.last_us + result.took_ms * 1_000
+        if at_us != self._clock.last_us:
+            self._advance(at_us)
+        if not self._live:
             return
-        proposal, tool = found.proposal, found.tool
+        found = self._open.answered(result.call_id) or self._late(result.call_id)
+        if found is None:
+            return
+        proposal, tool, place, executed = found
+        if not executed:
+            return
         if result.digest is None:
-            answer = checked(_tool_result(result), tool)
+            answer = _tool_result(result)
+            if tool.owes_data:
+                answer = checked(answer, tool)
             measured = measure(answer, proposal, tool)
         else:
             answer, measured = _told(result, result.digest)
-        evidence = self._evidence
-        seen = observe(evidence, proposal, measured, self._now_us)
-        fold.settled(evidence, seen, self._policy.limits, self._now_us)
+        evidence, now_us = self._evidence, self._clock.now_us
+        seen = observe(evidence, proposal, measured, now_us)
+        fold.settled(evidence, seen, self._policy.limits, now_us)
         key = proposal.key_digest
         if key is not None:
             self._operations.settled(key, proposal, answer, evidence.generation)
         if seen.evidence or seen.failed:
-            self._log_result(seen, key, found.index)
+            failure = "" if seen.error_class is None else failure_of(seen)
+            failing = seen.failed or reads_as_failure(result.value)
+            self._log.append((place, seen.tool, seen.fingerprint, seen.answer, seen.news, failure, key, failing))
         if self._gauges is not None:
-            self._gauges.after(evidence, seen, tool, found.index, self._calls)
+            self._gauges.after(evidence, seen, tool, place, self._calls)
         verdict = loops.after(self._policy, evidence, seen, tool)
-        if verdict is not GO:
-            self._judged(verdict, found.index)
-            if verdict.action is _STOP:
-                self._stopped(verdict, self._calls, proposal=proposal, after_call=found.index)
-            else:
-                fold.climbed_after(evidence, verdict)
+        if verdict is GO:
+            return
+        self._judged(verdict, place)
+        if verdict.action is _STOP:
+            self._stopped(verdict, self._calls, proposal=proposal, after_call=place)
+        else:
+            fold.climbed_after(evidence, verdict)
 
-    def _answered(self, call_id: str) -> _Open | None:
-        for place in (self._open, self._left):
-            waiting = place.get(call_id)
-            if waiting:
-                found = waiting.pop(0)
-                if not waiting:
-                    del place[call_id]
-                if place is self._left:
-                    self._unanswered -= 1
-                return found
-        if self._is_live:
+    def _late(self, call_id: str) -> OpenCall | None:
+        found = self._open.late(call_id)
+        if found is None:
             self._orphans += 1
-        return None
-
-    def _log_result(self, seen: Observation, key: str | None, index: int) -> None:
-        failure = "" if seen.error_class is None else loops.streak_key(seen.tool, seen.error_class, seen.error_symbol)
-        self._log.append(Logged(index, seen.tool, seen.fingerprint, seen.answer, seen.news, failure, key))
-
-    def _log_refusal(self, proposal: Proposal, verdict: Verdict, index: int) -> None:
-        failure = loops.refusal_keys(proposal.tool, verdict.reason, verdict.detail)[0]
-        self._log.append(Logged(index, proposal.tool, proposal.fingerprint, "", True, failure, proposal.key_digest))
+        else:
+            self._unanswered -= 1
+        return found
 
     # -- Turns and handoffs
 
     def _turn(self, turn: TraceTurn) -> None:
-        self._advance(turn.at_us)
+        if turn.at_us != self._clock.last_us or not self._started:
+            self._advance(turn.at_us)
         self._turns += 1
-        if self._is_live:
-            # The model has spoken again: what has no outcome by now was not waited for.
-            for found in [w for waiting in self._open.values() for w in waiting if w.proposal.agent == turn.agent]:
-                self._set_aside(found)
+        if self._live:
+            if self._open.now:
+                # The model has spoken again: what has no outcome by now was not waited for.
+                for call_id in self._open.of_agent(turn.agent):
+                    self._give_up(call_id)
             self._judge_turn(turn)
-        usage = turn.usage or _NO_USAGE
         if turn.usage is not None or turn.spend_nanos is not None:
-            self._post(usage, turn.spend_nanos)
+            self._post(turn.usage or _NO_USAGE, turn.spend_nanos)
 
     def _judge_turn(self, turn: TraceTurn) -> None:
-        call_id = f"turn#{self._turns}"
-        evidence = self._evidence
-        # A recording seldom says what a call could have cost at most; what it did cost is posted after it.
-        proposal = TurnProposal(
-            call_id=call_id, model=turn.model, agent=turn.agent, tokens_bound=turn.tokens_bound,
-            nanos_bound=0 if turn.nanos_bound is None else turn.nanos_bound,
-        )  # fmt: skip
-        verdict = decide_turn(self._policy, evidence, proposal, self._now_us)
+        evidence, now_us = self._evidence, self._clock.now_us
+        proposal = self._turn_proposal(turn)
         if self._gauges is not None:
-            self._gauges.turn(evidence, self._calls, self._now_us)
+            self._gauges.turn(evidence, self._calls, now_us)
+        verdict = decide_turn(self._policy, evidence, proposal, now_us)
         if verdict is not GO:
             self._judged(verdict, self._calls)
-        if verdict.action is _STOP:
-            self._stopped(verdict, self._calls, at_turn=True)
-            if self._gauges is None:
-                return
+            if verdict.action is _STOP:
+                self._stopped(verdict, self._calls, at_turn=True)
+                if self._gauges is None:
+                    return
         fold.turn_let_through(evidence, proposal)
-        fold.turn_settled(evidence, call_id, _NO_USAGE, 0)
+        fold.turn_settled(evidence, _TURN, _NO_USAGE, 0)
+
+    def _turn_proposal(self, turn: TraceTurn) -> TurnProposal:
+        """A recording seldom says what a call could have used at most; what it did use is posted after it."""
+        if turn.tokens_bound is not None or turn.nanos_bound is not None:
+            return TurnProposal(
+                call_id=_TURN, model=turn.model, agent=turn.agent, tokens_bound=turn.tokens_bound,
+                nanos_bound=turn.nanos_bound,
+            )  # fmt: skip
+        name = (turn.model, turn.agent)
+        found = self._proposals.get(name)
+        if found is None:
+            found = TurnProposal(call_id=_TURN, model=turn.model, agent=turn.agent, nanos_bound=0)
+            if len(self._proposals) < TOOLS_MAX:
+                self._proposals[name] = found
+        return found
 
     def _handoff(self, event: TraceHandoff) -> None:
         self._advance(event.at_us)
-        if not self._is_live:
+        if not self._live:
             return
         tool = self._policy.tool("handoff")
         made = propose(ToolCall(tool="handoff", args={"from": event.from_agent, "to": event.to_agent}), tool)
@@ -401,13 +372,13 @@ class RunReplay:
                 tool="handoff", effect=made.effect, fingerprint=event.fingerprint, call_id=made.call_id,
                 agent=event.from_agent,
             )  # fmt: skip
-        verdict = decide_handoff(self._policy, self._evidence, made, self._now_us)
+        verdict = decide_handoff(self._policy, self._evidence, made, self._clock.now_us)
         if verdict is not GO:
             self._judged(verdict, self._calls)
         if verdict.action is _STOP:
             self._stopped(verdict, self._calls, proposal=made)
             verdict = GO
-        if verdict.action is _EXECUTE and self._is_live:
+        if verdict.action is _EXECUTE and self._live:
             fold.handed_off(self._evidence, made, verdict, self._policy.limits)
 
     # -- Stops
@@ -415,17 +386,11 @@ class RunReplay:
     def _judged(self, verdict: Verdict, index: int) -> None:
         if verdict.action is _STOP or verdict.reason is None or len(self._judgements) >= JUDGEMENTS_MAX:
             return
-        self._judgements.append(
-            Judgement(
-                call_index=index,
-                action=verdict.action,
-                reason=verdict.reason,
-                guard=verdict.guard,
-                loop=verdict.loop,
-                warned=verdict.warn,
-                observed=verdict.observed,
-            )  # fmt: skip
-        )
+        made = Judgement(
+            call_index=index, action=verdict.action, reason=verdict.reason, guard=verdict.guard, loop=verdict.loop,
+            warned=verdict.warn, observed=verdict.observed,
+        )  # fmt: skip
+        self._judgements.append(made)
 
     def _stopped(
         self,
@@ -437,38 +402,42 @@ class RunReplay:
         at_turn: bool = False,
     ) -> None:
         if self._gauges is not None:
-            self._gauges.stopped(verdict, index)
+            self._gauges.stopped(verdict, index, after_call)
         if self._stop is not None or verdict.reason is None:
             return
-        fingerprint = "" if proposal is None else proposal.fingerprint
+        fingerprint, key = ("", None) if proposal is None else (proposal.fingerprint, proposal.key_digest)
+        turns = self._turns - (1 if at_turn else 0)
+        clock, grounds = self._clock, grounds_of(self._log, verdict, fingerprint, key)
         self._stop = StopPoint(
-            call_index=index, turn=self._turns - (1 if at_turn else 0), reason=verdict.reason, guard=verdict.guard,
-            message=message_of(verdict), detail=verdict.detail, loop=verdict.loop, after_call=after_call,
-            at_turn=at_turn, tool="" if proposal is None else proposal.tool,
-            evidence=marks_of(self._log, verdict, fingerprint, None if proposal is None else proposal.key_digest),
-            at_us=self._last_us if self._first_us is not None else None,
+            call_index=index, turn=turns, reason=verdict.reason, guard=verdict.guard, message=message_of(verdict),
+            detail=verdict.detail, loop=verdict.loop, after_call=after_call, at_turn=at_turn,
+            tool="" if proposal is None else proposal.tool, evidence=grounds.marks,
+            between=grounds.between, failing=grounds.failing,
+            at_us=None if clock.first_us is None else clock.last_us,
         )  # fmt: skip
         totals = self._totals()
         # The refused call was counted already, and so was the refused turn.
         self._at_stop = RunTotals(
-            calls=index, turns=totals.turns - (1 if at_turn else 0), input_tokens=totals.input_tokens,
-            output_tokens=totals.output_tokens, spend_nanos=totals.spend_nanos, time_us=totals.time_us,
-            spend_known=totals.spend_known,
+            calls=index, turns=turns, input_tokens=totals.input_tokens, output_tokens=totals.output_tokens,
+            spend_nanos=totals.spend_nanos, time_us=totals.time_us, spend_known=totals.spend_known,
         )  # fmt: skip
+        self._live = self._gauges is not None
 
     def _sample(self, index: int, proposal: Proposal) -> None:
         samples = self._samples
         if samples is None or index % self._stride:
             return
         repeats = sum(called == proposal.fingerprint for called, _ in self._evidence.trail) + 1
-        samples.append(Sample(call_index=index, repeats=repeats, tokens=self._input + self._output))
+        samples.append(
+            Sample(call_index=index, repeats=repeats, tokens=self._input + self._output, time_us=self._clock.elapsed_us)
+        )
         if len(samples) > SAMPLES_MAX:
             # Every second point goes, so that any run fits into one plot.
             self._samples = samples[::2]
             self._stride *= 2
 
     def report(self, head: RunHead, skips: Skips | None = None) -> RunReport:
-        """What was found. `skips` are what the reader could not read of this run's source."""
+        """What was found. `skips` are what the reader could not read of this run alone."""
         totals, before = self._totals(), self._at_stop
         skips = skips or Skips()
         if self._orphans:
@@ -478,11 +447,15 @@ class RunReplay:
             run_id=head.run_id, source=head.source, format=head.format, outcome=self._outcome or head.outcome,
             totals=totals, stop=self._stop, after=None if before is None else _left(totals, before),
             judgements=tuple(self._judgements), alone=() if gauges is None else gauges.trips(),
-            peaks=None if gauges is None else gauges.peaks(self._evidence, self._now_us),
-            samples=tuple(self._samples or ()),
-            unanswered=self._unanswered + sum(one.executed for waiting in self._open.values() for one in waiting),
-            skipped=skips.found(),
+            peaks=None if gauges is None else gauges.peaks(self._evidence, self._clock.now_us),
+            samples=tuple(self._samples or ()), repeated_after=self._repeated,
+            unanswered=self._unanswered + self._open.unanswered(), skipped=skips.found(),
         )  # fmt: skip
+
+
+def _identity(call: TraceCall) -> tuple[str, object]:
+    """What a later call must equal to be the same one again: enough for counting, not for judging."""
+    return call.tool, call.fingerprint or parsed_args(call.args)
 
 
 def _left(totals: RunTotals, before: RunTotals) -> RunTotals:
@@ -496,13 +469,14 @@ def _left(totals: RunTotals, before: RunTotals) -> RunTotals:
 
 
 def _tool_result(result: TraceResult) -> ToolResult[object]:
-    if result.error_class is None and result.status is Status.PROGRESS and result.progress_version is None:
+    error_class, status = result.error_class, result.status
+    if error_class is None and status is _PROGRESS and result.progress_version is None:
         return ToolResult(value=result.value)
-    status = result.status
-    if result.error_class is not None and status is Status.PROGRESS:
+    if error_class is not None and status is _PROGRESS:
+        # As a live tool's own failure comes back.
         status = Status.RETRYABLE
     return ToolResult(
-        status=status, value=result.value, error_class=result.error_class, message=result.message,
+        status=status, value=result.value, error_class=error_class, message=result.message,
         progress_version=result.progress_version, retry_after_ms=result.retry_after_ms,
     )  # fmt: skip
 

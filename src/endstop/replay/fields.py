@@ -92,6 +92,8 @@ def integer(value: object) -> int | None:
 
 def count(value: object) -> int:
     """A count that a run's totals can take: a whole number from 0 to 2⁵³-1; anything else is 0."""
+    if type(value) is int and 0 <= value <= COUNT_MAX:
+        return value
     found = integer(value)
     return 0 if found is None else min(max(found, 0), COUNT_MAX)
 

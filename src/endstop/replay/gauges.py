@@ -111,10 +111,11 @@ class Gauges:
                     value=verdict.detail.value,
                 )
 
-    def stopped(self, verdict: Verdict, index: int) -> None:
+    def stopped(self, verdict: Verdict, index: int, after_call: int | None) -> None:
         """The whole guard stopped here; keep it for guards that are asked nowhere else (keys, hosts, retries)."""
         if verdict.reason is not None:
-            self._trip(verdict.guard or verdict.reason.value, verdict.reason, index, value=verdict.detail.value)
+            guard = verdict.guard or verdict.reason.value
+            self._trip(guard, verdict.reason, index, after_call=after_call, value=verdict.detail.value)
 
     def turn(self, evidence: Evidence, next_index: int, now_us: int) -> None:
         """Ask the caps that judge a model call."""

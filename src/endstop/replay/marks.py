@@ -1,33 +1,40 @@
-"""Which recorded calls are the evidence of a stop: a bounded log of settled calls beside the guards' own memory."""
+"""What a verdict rests on: a bounded log of settled calls beside the guards' own memory."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
+from endstop.core.loops import streak_key
 from endstop.core.reasons import Reason
 from endstop.replay.report import CallMark
 
 if TYPE_CHECKING:
-    from endstop.core.events import Verdict
+    from endstop.core.events import Observation, Verdict
 
-__all__ = ["MARKS_MAX", "Logged", "marks_of"]
+__all__ = ["MARKS_MAX", "Grounds", "Logged", "failure_of", "grounds_of", "new_log", "reads_as_failure"]
 
 LOG_MAX: Final = 256
 MARKS_MAX: Final = 64
+BETWEEN_MAX: Final = 8
+
+# One settled or refused call: its place in the run, tool, fingerprint, answer, whether it was news, the streak that its
+# failure advanced, its key, and whether its answer reads as a failure. A bare tuple: one is made on every call.
+Logged = tuple[int, str, str, str, bool, str, str | None, bool]
+_TOOL, _FINGERPRINT, _ANSWER, _NEWS, _FAILURE, _KEY, _FAILING = range(1, 8)
+_FAILING_HEADS: Final = frozenset({"Error", "error", "ERROR", "Could", "Trace", "Faile", "FAILE", "Excep", "Inval"})
+_TWO: Final = 2
 
 
-class Logged(NamedTuple):
-    """One settled or refused call: enough to say which calls a verdict rests on."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounds:
+    """What a verdict rests on: the calls, the tools called between them, and whether their answers read as failures."""
 
-    index: int
-    tool: str
-    fingerprint: str
-    answer: str
-    news: bool
-    failure: str
-    key_digest: str | None
+    marks: tuple[CallMark, ...] = ()
+    between: tuple[str, ...] = ()
+    failing: bool = False
 
 
 def new_log() -> deque[Logged]:
@@ -35,39 +42,60 @@ def new_log() -> deque[Logged]:
     return deque(maxlen=LOG_MAX)
 
 
-def marks_of(log: deque[Logged], verdict: Verdict, fingerprint: str, key_digest: str | None) -> tuple[CallMark, ...]:
-    """The calls that `verdict` rests on, oldest first; `fingerprint` and `key_digest` are the judged call's."""
+def failure_of(seen: Observation) -> str:
+    """The streak that a failed result advances; empty for one that did not fail."""
+    return "" if seen.error_class is None else streak_key(seen.tool, seen.error_class, seen.error_symbol)
+
+
+def reads_as_failure(value: object) -> bool:
+    """Whether an answer begins as failures do. For the story alone: no decision ever reads an answer's text."""
+    return type(value) is str and value[:5] in _FAILING_HEADS
+
+
+def grounds_of(log: deque[Logged], verdict: Verdict, fingerprint: str, key_digest: str | None) -> Grounds:
+    """What `verdict` rests on, oldest call first; `fingerprint` and `key_digest` are the judged call's."""
+    found = _calls(log, verdict, fingerprint, key_digest)[-MARKS_MAX:]
+    if not found:
+        return Grounds()
+    places = {place for place, *_ in found}
+    first, last = min(places), max(places)
+    between = [tool for place, tool, *_ in log if first < place < last and place not in places]
+    return Grounds(
+        marks=tuple(CallMark(index=place, tool=tool, fingerprint=called) for place, tool, called, *_ in found),
+        between=tuple(dict.fromkeys(between))[:BETWEEN_MAX],
+        failing=all(call[_FAILING] for call in found),
+    )
+
+
+def _calls(log: deque[Logged], verdict: Verdict, fingerprint: str, key_digest: str | None) -> list[Logged]:
     detail = verdict.detail
+    value = detail.value or 0
     match verdict.reason:
         case Reason.SHORT_CYCLE:
+            # The last lap of period 2 is closed by the refused call itself: see core.loops.
             period, laps = detail.period or 0, detail.repeats or 0
-            found = list(log)[-(period * laps - (1 if period == 2 else 0)) :]  # noqa: PLR2004  # see core.loops
-        case Reason.SAME_CALL_REPEAT | Reason.POLL_EXHAUSTED:
-            wanted = (detail.value or 0) + (1 if verdict.reason is Reason.POLL_EXHAUSTED else 0)
-            found = _newest(log, wanted, lambda call: call.fingerprint == fingerprint)
+            return list(log)[-(period * laps - (1 if period == _TWO else 0)) :]
+        case Reason.SAME_CALL_REPEAT:
+            return _newest(log, value, lambda call: call[_FINGERPRINT] == fingerprint)
+        case Reason.POLL_EXHAUSTED:
+            return _newest(log, value + 1, lambda call: call[_FINGERPRINT] == fingerprint)
         case Reason.NO_PROGRESS:
-            found = []
+            found: list[Logged] = []
             for call in reversed(log):
-                if call.news:
+                if call[_NEWS]:
                     break
                 found.insert(0, call)
-        case Reason.SAME_ANSWER:
-            last = log[-1] if log else None
-            found = _newest(
-                log,
-                detail.value or 0,
-                lambda call: last is not None and (call.tool, call.answer) == (last.tool, last.answer),
-            )
+            return found
+        case Reason.SAME_ANSWER if log:
+            tool, answer = log[-1][_TOOL], log[-1][_ANSWER]
+            return _newest(log, value, lambda call: (call[_TOOL], call[_ANSWER]) == (tool, answer))
         case Reason.ERROR_STREAK:
-            failures = [call.failure for call in log if call.failure]
-            found = _newest(log, detail.value or 0, lambda call: call.failure == failures[-1]) if failures else []
+            failure = next((call[_FAILURE] for call in reversed(log) if call[_FAILURE]), "")
+            return _newest(log, value, lambda call: bool(failure) and call[_FAILURE] == failure)
         case Reason.ALREADY_COMMITTED | Reason.OUTCOME_UNKNOWN:
-            found = _newest(log, 1, lambda call: key_digest is not None and call.key_digest == key_digest)
+            return _newest(log, 1, lambda call: key_digest is not None and call[_KEY] == key_digest)
         case _:
-            found = list(log)[-1:] if verdict.guard == "result" else []
-    return tuple(
-        CallMark(index=call.index, tool=call.tool, fingerprint=call.fingerprint) for call in found[-MARKS_MAX:]
-    )
+            return list(log)[-1:] if verdict.guard == "result" else []
 
 
 def _newest(log: deque[Logged], wanted: int, fits: Callable[[Logged], bool]) -> list[Logged]:

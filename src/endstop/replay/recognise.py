@@ -10,7 +10,7 @@ from typing import Final
 from endstop.errors import UsageError
 from endstop.replay.format import Format
 from endstop.replay.source import Source
-from endstop.replay.trace import Item, Skips, TraceRun
+from endstop.replay.trace import Event, Item, RunHead, Skips, TraceRun
 
 __all__ = ["CONFIDENCE_MIN", "format_named", "formats", "load_runs", "read", "recognise"]
 
@@ -119,8 +119,8 @@ def load_runs(
     For work that needs a run twice; a replay streams. Raises UsageError as `read` does, and when a run has more than
     `RUN_EVENTS_MAX` events.
     """
-    heads = {}
-    events: dict[str, list[object]] = {}
+    heads: dict[str, RunHead] = {}
+    events: dict[str, list[Event]] = {}
     for head, event in read(path, skips, format_name=format_name):
         if run_id is not None and head.run_id != run_id:
             continue
@@ -133,7 +133,7 @@ def load_runs(
     return tuple(
         TraceRun(
             run_id=head.run_id, source=head.source, format=head.format, outcome=head.outcome,
-            events=tuple(events[head.run_id]),  # type: ignore[arg-type]  # events of the stream, as they came
+            events=tuple(events[head.run_id]),
         )
         for head in heads.values()
     )  # fmt: skip

@@ -6,13 +6,15 @@ it was closed for room is a run of its own, and is counted as such.
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
+from endstop.core.policy import Policy
 from endstop.errors import UsageError
 from endstop.replay.driver import RunReplay
 from endstop.replay.formats.claude_code import subagent_files
@@ -22,9 +24,9 @@ from endstop.replay.story import story_of
 from endstop.replay.trace import RunEnd, RunHead, Skipped, Skips
 
 if TYPE_CHECKING:
-    from endstop.core.policy import Policy
+    from endstop.core.policy import Limits, ToolPolicy
     from endstop.replay.report import RunReport
-    from endstop.replay.trace import Item
+    from endstop.replay.trace import Event, Item
 
 __all__ = ["FileReport", "ReplaySettings", "expand", "replay_file", "replay_files", "replay_items", "spooled"]
 
@@ -71,7 +73,7 @@ class FileReport:
 class _Running:
     """One run under way, under one or two policies."""
 
-    __slots__ = ("first", "head", "second")
+    __slots__ = ("feed", "first", "head", "second")
 
     def __init__(self, head: RunHead, settings: ReplaySettings) -> None:
         self.head = head
@@ -80,6 +82,12 @@ class _Running:
         )
         against = settings.against
         self.second = None if against is None else RunReplay(settings.judged_by(against), goes_on=settings.all_guards)
+        self.feed: Callable[[Event], None] = self.first.feed if self.second is None else self._feed_both
+
+    def _feed_both(self, event: Event) -> None:
+        self.first.feed(event)
+        if self.second is not None:
+            self.second.feed(event)
 
     def report(self) -> RunReport:
         """The run's report, with its story."""
@@ -108,17 +116,14 @@ def replay_items(stream: Iterable[Item], settings: ReplaySettings, skips: Skips)
                 if head.run_id in closed:
                     skips.add(CLOSED_FOR_ROOM)
                 last = running[head.run_id] = _Running(head, settings)
-        last.first.feed(event)
-        if last.second is not None:
-            last.second.feed(event)
+                if len(running) > RUNS_OPEN_MAX:
+                    oldest = next(iter(running))
+                    closed.add(oldest)
+                    yield running.pop(oldest).report()
+        last.feed(event)
         if type(event) is RunEnd:
             del running[head.run_id]
             yield last.report()
-            last_head = last = None
-        elif len(running) > RUNS_OPEN_MAX:
-            oldest = next(iter(running))
-            closed.add(oldest)
-            yield running.pop(oldest).report()
             last_head = last = None
     for left in running.values():
         yield left.report()
@@ -138,14 +143,43 @@ def replay_file(path: Path, settings: ReplaySettings, *, name: str | None = None
 def replay_files(paths: Sequence[Path], settings: ReplaySettings, *, processes: int = 1) -> Iterator[FileReport]:
     """Replay files in their order, on `processes` processes. Each report comes as soon as it and those before are done.
 
-    With several processes the policies must survive pickling: declared key functions must be importable by name.
+    With several processes the policies are sent to them: declared key functions must be importable by name.
     """
     if processes <= 1 or len(paths) <= 1:
         for path in paths:
             yield replay_file(path, settings)
         return
-    with ProcessPoolExecutor(max_workers=min(processes, len(paths))) as pool:
-        yield from pool.map(replay_file, paths, [settings] * len(paths), chunksize=1)
+    # A fresh interpreter each: a fork would take threads' locks along.
+    context = multiprocessing.get_context("spawn")
+    packed = _packed(settings)
+    with ProcessPoolExecutor(max_workers=min(processes, len(paths)), mp_context=context) as pool:
+        yield from pool.map(_replay_packed, paths, [packed] * len(paths), chunksize=1)
+
+
+# A policy holds its tools in a read-only view, which does not travel; its parts do.
+_PolicyParts = tuple["Limits", dict[str, "ToolPolicy"], tuple[str, ...], bool, tuple[str, ...]]
+_Packed = tuple[ReplaySettings, _PolicyParts, _PolicyParts | None]
+
+
+def _packed(settings: ReplaySettings) -> _Packed:
+    against = settings.against
+    bare = replace(settings, policy=Policy(), against=None)
+    object.__setattr__(bare, "policy", None)  # put back on arrival
+    return bare, _parts(settings.policy), None if against is None else _parts(against)
+
+
+def _parts(policy: Policy) -> _PolicyParts:
+    return policy.limits, dict(policy.tools), policy.on_trip, policy.strict_tools, policy.redact
+
+
+def _whole(parts: _PolicyParts) -> Policy:
+    limits, tools, on_trip, strict_tools, redact = parts
+    return Policy(limits=limits, tools=tools, on_trip=on_trip, strict_tools=strict_tools, redact=redact)
+
+
+def _replay_packed(path: Path, packed: _Packed) -> FileReport:
+    bare, policy, against = packed
+    return replay_file(path, replace(bare, policy=_whole(policy), against=None if against is None else _whole(against)))
 
 
 def expand(names: Sequence[str]) -> tuple[Path, ...]:

@@ -29,7 +29,8 @@ class StopPoint:
 
     `call_index` is the first call that would not have been made: the refused one, or the one after the result or the
     model turn that ended the run. It equals the number of calls when none came after. `after_call` is the call whose
-    result ended the run, else None. `turn` counts the model turns let through before it.
+    result ended the run, else None. `turn` counts the model turns let through before it. `between` are the tools that
+    were called between the calls of the evidence, `failing` whether its answers read as failures (for words only).
     """
 
     call_index: int
@@ -43,6 +44,8 @@ class StopPoint:
     at_turn: bool = False
     tool: str = ""
     evidence: tuple[CallMark, ...] = ()
+    between: tuple[str, ...] = ()
+    failing: bool = False
     at_us: int | None = None
 
 
@@ -111,16 +114,21 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One point of a plot: after so many calls, how often the last one had been made in the window, and the tokens."""
+    """One point of a plot: a call, how often it had been made in the window (itself counted), the tokens and the
+    running time by then (microseconds, 0 where unknown)."""
 
     call_index: int
     repeats: int
     tokens: int
+    time_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What one run's replay found. `after` are the totals from the stop on: what it would have saved."""
+    """What one run's replay found. `after` are the totals from the stop on: what it would have saved.
+
+    `repeated_after` counts how often the refused call was made in the recording from the stop on, itself included.
+    """
 
     run_id: str
     source: str
@@ -134,6 +142,7 @@ class RunReport:
     alone: tuple[GuardTrip, ...] = ()
     peaks: Peaks | None = None
     samples: tuple[Sample, ...] = ()
+    repeated_after: int = 0
     unanswered: int = 0
     skipped: tuple[Skipped, ...] = ()
     against: RunReport | None = None

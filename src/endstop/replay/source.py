@@ -7,7 +7,6 @@ that breaks off is read up to where it breaks. Nothing here raises on what a fil
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
@@ -27,6 +26,7 @@ __all__ = ["DOCUMENT_BYTES_MAX", "LINE_BYTES_MAX", "Source", "parse_json", "spli
 HEAD_BYTES: Final = 64 * 1024
 LINE_BYTES_MAX: Final = 32 * 1024 * 1024
 DOCUMENT_BYTES_MAX: Final = 256 * 1024 * 1024
+ELEMENT_BYTES_MAX: Final = 64 * 1024 * 1024
 HEAD_RECORDS_MAX: Final = 40
 HEAD_READ_MAX: Final = 4 * 1024 * 1024
 CHUNK_BYTES: Final = 256 * 1024
@@ -48,7 +48,7 @@ NO_JSON_VALUE: Final = object()
 
 
 def parse_json(data: bytes) -> object:
-    """`data` as JSON, or `NO_JSON_VALUE` when it is none. NaN and lone surrogates are read as Python's own reader does."""
+    """`data` as JSON, or `NO_JSON_VALUE`. NaN and lone surrogates are read as Python's own reader does."""
     try:
         return orjson.loads(data)
     except ValueError:
@@ -131,8 +131,8 @@ class Source:
                 self._hold(value)
                 return True
         first = []
-        with self.path.open("rb") as stream, contextlib.closing(split_array(stream)) as parts:
-            for part in parts:
+        with self.path.open("rb") as stream:
+            for part in split_array(stream):
                 value = parse_json(part)
                 if value is not NO_JSON_VALUE:
                     first.append(value)
@@ -242,7 +242,7 @@ def _odd_line(line: bytes, stream: BinaryIO, skips: Skips) -> object:
 def split_array(stream: BinaryIO | io.BufferedIOBase) -> Iterator[bytes]:
     """The elements of a JSON array as bytes, one by one, holding one element and one chunk at a time.
 
-    An element longer than `DOCUMENT_BYTES_MAX` ends the stream, and so does the end of a broken array.
+    An element longer than `ELEMENT_BYTES_MAX` ends the stream, and so does the end of a broken array.
     """
     buffer = b""
     position = start = depth = 0
@@ -290,5 +290,5 @@ def _refill(
     kept = buffer[start:]
     # An open string is searched again from its start, so the chunks grow with what is kept.
     chunk = stream.read(max(CHUNK_BYTES, len(kept)))
-    more = bool(chunk) and len(kept) + len(chunk) <= DOCUMENT_BYTES_MAX
+    more = bool(chunk) and len(kept) <= ELEMENT_BYTES_MAX
     return kept + chunk, position - start, 0, more

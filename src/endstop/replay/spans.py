@@ -1,4 +1,4 @@
-"""OpenTelemetry spans out of JSON: OTLP (`resourceSpans`), one batch a line, or flat spans with an attributes object."""
+"""OpenTelemetry spans out of JSON: OTLP (`resourceSpans`), one batch a line, or flat spans with attributes."""
 
 from __future__ import annotations
 

@@ -30,23 +30,29 @@ def story_of(report: RunReport) -> str:
     where = f"call {stop.call_index}" if stop.call_index < report.totals.calls else "the call after the last"
     if stop.at_turn:
         where = f"model turn {stop.turn + 1}"
+    return f"{told}; stopped before {where}{_rest(report)}"
+
+
+def _rest(report: RunReport) -> str:
+    """What the recording went on to do."""
     after = report.after
-    saved = (
-        "" if after is None or after.calls <= 0 else f"; {_count(after.calls, 'more call')} followed in the recording"
-    )
-    return f"{told}; stopped before {where}{saved}"
+    if after is None or after.calls <= 0:
+        return ""
+    if report.repeated_after > 1:
+        return (
+            f"; the recording made {_count(after.calls, 'more call')}, {report.repeated_after} of them this one again"
+        )
+    return f"; the recording made {_count(after.calls, 'more call')}"
 
 
 def _what(stop: StopPoint) -> str:
     detail, tool = stop.detail, stop.tool or "a tool"
     match stop.reason:
         case Reason.SAME_CALL_REPEAT:
-            return f"{tool} gave the same answer to the same call {_times(detail.value)}{_between(stop)}"
+            how = "failed the same way" if stop.failing else "gave the same answer to the same call"
+            return f"{tool} {how} {_times(detail.value)}{_between(stop)}"
         case Reason.SHORT_CYCLE:
-            names = _names([mark.tool for mark in stop.evidence][-(detail.period or 0) :])
-            if len(set(names)) == 1:
-                names = [f"{detail.period} calls of {names[0]}"]
-            return f"{' and '.join(names)} went round in a cycle of {detail.period} with the same answers"
+            return _cycle(stop)
         case Reason.NO_PROGRESS:
             return f"the last {detail.value} results brought nothing new ({', '.join(_tools(stop))})"
         case Reason.SAME_ANSWER:
@@ -68,12 +74,26 @@ def _what(stop: StopPoint) -> str:
             return f"{tool} ended the run: {stop.reason.value.replace('_', ' ')}"
 
 
+def _cycle(stop: StopPoint) -> str:
+    period = stop.detail.period or 0
+    names = _names([mark.tool for mark in stop.evidence][-period:])
+    answers = "the same failures" if stop.failing else "the same answers"
+    if len(names) <= 1:
+        return f"{(names or [stop.tool])[0]} went round {period} calls with {answers}"
+    if period == 2:  # noqa: PLR2004  # two calls alternate, more go round
+        return f"{names[0]} and {names[1]} alternated with {answers}"
+    return f"{', '.join(names[:-1])} and {names[-1]} went round a cycle of {period} calls with {answers}"
+
+
 def _between(stop: StopPoint) -> str:
     """What was called between the repeats, as far as it was other tools."""
-    marks = stop.evidence
-    if len(marks) < 2 or marks[-1].index - marks[0].index == len(marks) - 1:  # noqa: PLR2004  # two make a gap
-        return ", one after the other" if len(marks) > 1 else ""
-    return ", with other calls between"
+    names = [name for name in _names(list(stop.between)) if name != stop.tool]
+    if names:
+        return f", alternating with {' and '.join(names)}"
+    if len(stop.evidence) < 2:  # noqa: PLR2004  # one call has nothing between
+        return ""
+    apart = stop.evidence[-1].index - stop.evidence[0].index >= len(stop.evidence)
+    return ", with other calls between" if apart else " in a row"
 
 
 def _tools(stop: StopPoint) -> list[str]:

@@ -84,6 +84,8 @@ def _anthropic(events: Iterator[Json]) -> Json:
                 pieces.setdefault(index, []).append(text(delta.get("partial_json")) or text(delta.get("text")))
             case "message_delta":
                 usage.update(record(event.get("usage")))
+            case _:
+                continue
     for index, block in blocks.items():
         joined = "".join(pieces.get(index, []))
         if block.get("type") in ("tool_use", "server_tool_use") and joined:

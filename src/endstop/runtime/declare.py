@@ -61,6 +61,12 @@ class ToolOptions(TypedDict, total=False):
     result_schema: str | Mapping[str, object] | None
     deadline_ms: int | None
     probe: Callable[..., object] | str | None
+    probes_max: int | None
+    probe_settle_ms: int | None
+    probe_backoff_ms: int | None
+    attempts_max: int | None
+    waiter: str | None
+    wait_ms: int | None
     approve: bool
     on_committed: str | None
     poll_unchanged_max: int | None

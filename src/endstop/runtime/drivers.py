@@ -2,26 +2,50 @@
 
 Both keep one promise: a transaction that was begun is waited for, whatever interrupts the caller; the interruption is
 raised afterwards, and a call that was let through meanwhile is settled as lost instead of executed.
+
+Event loops are imported where one is used: a synchronous host that only imports the package does not pay for them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from endstop.core.commands import CallCut, Command, Execute, Flow, Recall, RecoverOwner, Remember, Returned, Transact
+from endstop.core.commands import (
+    AskTarget,
+    AwaitOutcome,
+    CallCut,
+    Command,
+    Execute,
+    Flow,
+    IsOwnerGone,
+    Recall,
+    RecoverOwner,
+    Remember,
+    Returned,
+    Transact,
+)  # fmt: skip
 from endstop.core.pipeline import halted
 from endstop.core.steps_life import RecoverRun
 from endstop.errors import GuardClosedError, InvariantError, StoreError, UsageError
+from endstop.runtime.asking import (
+    Sending,
+    Waiters,
+    aask_target,
+    ask_target,
+    await_outcome,
+    is_owner_gone,
+    wait_outcome,
+)  # fmt: skip
 from endstop.runtime.context import CallContext, entered
 from endstop.runtime.halts import AsyncWatch, HaltBoard
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable
+    from concurrent.futures import Future
 
     from endstop.core.model import ToolResult
     from endstop.runtime.clock import Clock
@@ -43,12 +67,16 @@ class World:
         self.clock = clock
         self.board = board
         self.halts = HaltBoard(store)
+        self.waiters = Waiters()
+        self.sending = Sending()
         self._twins: OrderedDict[tuple[str, str], ToolResult[object]] = OrderedDict()
         self._watches: dict[int, tuple[asyncio.AbstractEventLoop, AsyncWatch]] = {}
         self._lock = threading.Lock()
 
     def watch(self) -> AsyncWatch:
         """The watch of the running event loop."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         with self._lock:
             known = self._watches.get(id(loop))
@@ -172,6 +200,12 @@ def _answer(command: Command[object], world: World, run_id: str, held: list[Base
                 return False
             world.store.transact_now(recovery, held)
             return True
+        case IsOwnerGone():
+            return is_owner_gone(world, command.operation)
+        case AskTarget():
+            return ask_target(world, command)
+        case AwaitOutcome():
+            return wait_outcome(world, command, run_id)
         case _:
             msg = f"no driver answers the command {type(command).__name__}"
             raise InvariantError(msg)
@@ -246,12 +280,18 @@ async def _aanswer(command: Command[object], world: World, run_id: str, held: li
                 return False
             await await_commit(world.store.transact_async(recovery), held)
             return True
+        case AskTarget():
+            return await aask_target(world, command)
+        case AwaitOutcome():
+            return await await_outcome(world, command, run_id)
         case _:
             return _answer(command, world, run_id, held)
 
 
 async def await_commit(future: Future[A] | asyncio.Future[A], held: list[BaseException]) -> A:
     """Wait for a store's future to its end; cancellations meanwhile go to `held`."""
+    import asyncio
+
     waiter = asyncio.wrap_future(future)
     while True:
         try:
@@ -271,6 +311,8 @@ async def watched(world: World, work: Awaitable[A], run_id: str, deadline_us: in
     Raises RunHalted when the run was stopped meanwhile, DeadlinePassedError past the deadline. Both
     cancel `work`.
     """
+    import asyncio
+
     watch = world.watch()
     task = asyncio.ensure_future(work)
     ours = asyncio.current_task()

@@ -114,6 +114,24 @@ class ToolTable(Table):
     probe: str | None = Field(
         default=None, description="function 'module:function' that asks the target for an outcome"
     )
+    probes_max: Count | None = Field(
+        default=None, description="questions to the target about one attempt; 5 when left out, then a person decides"
+    )
+    probe_settle_ms: Whole | None = Field(
+        default=None, description="milliseconds until an effect is visible to the probe; 0 when left out"
+    )
+    probe_backoff_ms: Count | None = Field(
+        default=None, description="least milliseconds between two questions, doubled each time; 1000 when left out"
+    )
+    attempts_max: Count | None = Field(
+        default=None, description="attempts of one operation that may be proven not applied; 3 when left out"
+    )
+    waiter: Literal["reject", "wait", "handle"] | None = Field(
+        default=None, description="what a second caller of a key in flight gets; reject when left out"
+    )
+    wait_ms: Count | None = Field(
+        default=None, description="longest wait of such a caller in milliseconds; 10000 when left out"
+    )
     approve: bool = Field(default=False, description="whether a person approves each call")
     on_committed: Literal["stop", "replay"] | None = Field(
         default=None, description="what a write does that this run has committed; stop when left out"

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import threading
 from typing import TYPE_CHECKING, Final
 
-from endstop.core.entries import safe_name
-from endstop.core.model import COUNT_MAX
 from endstop.core.policy import Policy
 from endstop.core.reasons import Reason, RunState
 from endstop.core.records import ControlRecord
 from endstop.core.steps_life import EndRun, FreezeRun, NewRun, RecoverRun, ResumeRun
 from endstop.errors import GuardClosedError, RunNotFoundError, SpecInvalidError, UsageError
+from endstop.runtime.checks import check_run_id, checked_labels, checked_version
 from endstop.runtime.clock import SystemClock, SystemIds, environment
 from endstop.runtime.drivers import World
 from endstop.runtime.owners import Worker, WorkerBoard
 from endstop.runtime.scope import RunScope
 from endstop.store.port import RunQuery, StoredSpec
-from endstop.store.workspace import GLOBAL_RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from endstop.core.envelope import Envelope
     from endstop.core.model import Spec, Version
     from endstop.core.records import OperationRecord, RunRecord
     from endstop.core.transitions import OperationState
     from endstop.runtime.clock import Clock, Ids
+    from endstop.runtime.reconcile import Reconciled
     from endstop.runtime.turn import Prices
     from endstop.store.port import Store
 
-__all__ = ["DEFAULT_STORE", "Guard", "Reconciled", "StopReport", "open_guard"]
+__all__ = ["DEFAULT_STORE", "Guard", "StopReport", "open_guard"]
 
 DEFAULT_STORE: Final = "sqlite:///.endstop/endstop.db"
-LABEL_CHARS_MAX: Final = 200
-LABELS_MAX: Final = 32
-VERSION_CHARS_MAX: Final = 200
 WAIT_POLL_MS: Final = 20
 KILL_RUNS_MAX: Final = 10_000
 _LIVE: Final = (RunState.RUNNING, RunState.FROZEN)
@@ -51,14 +46,6 @@ class StopReport:
         self.envelope = envelope
         self.in_flight = in_flight
         self.already = already
-
-
-class Reconciled:
-    """What a reconciliation found: runs taken over after a crash, and operations that are in doubt."""
-
-    def __init__(self, *, interrupted: tuple[str, ...], in_doubt: tuple[OperationRecord, ...]) -> None:
-        self.interrupted = interrupted
-        self.in_doubt = in_doubt
 
 
 def open_guard(
@@ -161,7 +148,7 @@ class Guard:
         `spec` None takes the spec that was stored for `run_id`. Entering raises RunJoinError for another spec or
         policy, RunStopped for a run that has ended, SpecInvalidError without any spec.
         """
-        _check_run_id(run_id)
+        check_run_id(run_id)
         if spec is None and run_id is None:
             msg = "a run needs a spec: what it does, what it does not, what done looks like"
             raise SpecInvalidError(msg)
@@ -169,9 +156,9 @@ class Guard:
             self,
             spec=spec,
             run_id=run_id or self._ids.new_id(),
-            labels=_checked_labels(labels or {}),
+            labels=checked_labels(labels or {}),
             agent=agent,
-            initial_progress_version=_checked_version(initial_progress_version),
+            initial_progress_version=checked_version(initial_progress_version),
         )
 
     def new_run(self, *, spec: Spec, run_id: str, labels: Mapping[str, str], agent: str,
@@ -185,7 +172,7 @@ class Guard:
 
     def save_spec(self, spec: Spec, *, run_id: str | None = None) -> str:
         """Write a spec down before its run starts; gives the run's id."""
-        _check_run_id(run_id)
+        check_run_id(run_id)
         named = run_id or self._ids.new_id()
         self._store.save_spec(StoredSpec(run_id=named, spec=spec, created_at_us=self._clock.now_us())).result()
         return named
@@ -339,13 +326,48 @@ class Guard:
             )
         ).result()
 
-    def reconcile(self) -> Reconciled:
-        """Take over every run whose workers are all dead, and list the operations in doubt. Sends nothing."""
-        from endstop.core.ending import IN_DOUBT_STATES
+    def reconcile(
+        self, *, policy: Policy | None = None, tools: Iterable[Callable[..., object]] = (), actor: str = "reconciler"
+    ) -> Reconciled:
+        """Take over every run whose workers are all dead, then ask the targets of operations in doubt. Sends nothing.
 
-        interrupted = tuple(run.run_id for run in self.runs(limit=KILL_RUNS_MAX) if run.state is RunState.INTERRUPTED)
-        doubtful = self._store.operations(states=tuple(sorted(IN_DOUBT_STATES))).result()
-        return Reconciled(interrupted=interrupted, in_doubt=doubtful)
+        Probes are those of `policy` (default: the guard's) and of the declared functions in `tools`. An operation of a
+        declared tool without a probe, or whose probes are spent, becomes a person's (MANUAL).
+        """
+        from endstop.runtime.reconcile import reconcile
+
+        return reconcile(self, policy=policy, tools=tools, actor=actor)
+
+    async def areconcile(
+        self, *, policy: Policy | None = None, tools: Iterable[Callable[..., object]] = (), actor: str = "reconciler"
+    ) -> Reconciled:
+        """The same from an event loop."""
+        from endstop.runtime.reconcile import areconcile
+
+        return await areconcile(self, policy=policy, tools=tools, actor=actor)
+
+    def settle_operation(
+        self, operation_id: str, *, outcome: str, reason: str, evidence: str, actor: str = "operator",
+        exclusion: str | None = None, receipt: str | None = None,
+    ) -> OperationRecord:  # fmt: skip
+        """Settle an operation in doubt as a person found it at the target: `applied` or `not_applied`.
+
+        `not_applied` lets it be sent again, so it needs its worker to be dead, or an `exclusion` (`target_dedupes`,
+        `key_voided`, `not_after`). Raises UsageError, and changes nothing, otherwise.
+        """
+        from endstop.runtime.settling import settle_operation
+
+        return settle_operation(
+            self, operation_id, outcome=outcome, reason=reason, evidence=evidence, actor=actor, exclusion=exclusion,
+            receipt=receipt,
+        )  # fmt: skip
+
+    def expire_results(self, *, older_than_ms: int, actor: str = "retention") -> int:
+        """Remove the results of operations that were settled longer ago than that; gives how many. Their records stay,
+        so they are never run again."""
+        from endstop.runtime.reconcile import expire_results
+
+        return expire_results(self, older_than_ms=older_than_ms, actor=actor)
 
     # -- End
 
@@ -357,7 +379,8 @@ class Guard:
             self._closed = True
             worker, self._worker = self._worker, None
         self._store.close()
-        if worker is not None:
+        # A tool that still runs in a thread may still send: its worker then lives until the process ends.
+        if worker is not None and not self._world.sending.any():
             worker.close()
 
     def __enter__(self) -> Guard:
@@ -370,6 +393,8 @@ class Guard:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        import asyncio
+
         await asyncio.to_thread(self.close)
 
     # -- Parts
@@ -441,35 +466,3 @@ def _has_label(record: RunRecord, label: str) -> bool:
     name, has_value, value = label.partition("=")
     found = dict(record.labels)
     return name in found and (not has_value or found[name] == value)
-
-
-def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    if len(labels) > LABELS_MAX:
-        msg = f"a run has {LABELS_MAX} labels at most"
-        raise UsageError(msg)
-    for name, value in labels.items():
-        words: tuple[object, object] = (name, value)
-        if not all(isinstance(word, str) for word in words) or not name or "=" in name:
-            msg = "labels map names (without '=') to text"
-            raise UsageError(msg)
-        if len(name) > LABEL_CHARS_MAX or len(value) > LABEL_CHARS_MAX:
-            msg = f"a label's name and value have {LABEL_CHARS_MAX} characters at most"
-            raise UsageError(msg)
-    return dict(labels)
-
-
-def _check_run_id(run_id: str | None) -> None:
-    """An id stands in every entry of its run, so it is a plain name of one that an entry may hold."""
-    if run_id is not None and (safe_name(run_id) != run_id or run_id in ("", GLOBAL_RUN)):
-        msg = "a run's id is a plain name: 1 to 80 ASCII letters, digits, spaces and _ . : / @ # + -"
-        raise UsageError(msg)
-
-
-def _checked_version(version: Version | None) -> Version | None:
-    value: object = version
-    if value is None or (isinstance(value, str) and len(value) <= VERSION_CHARS_MAX):
-        return version
-    if type(value) is int and abs(value) <= COUNT_MAX:
-        return version
-    msg = f"initial_progress_version is a whole number of at most {COUNT_MAX}, or text of at most {VERSION_CHARS_MAX}"
-    raise UsageError(msg)

@@ -6,7 +6,6 @@ only when its change counter has moved, and `AsyncWatch` looks every `WATCH_MS` 
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,8 @@ from endstop.core.reasons import RunState
 from endstop.errors import EndstopError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from endstop.core.envelope import Envelope
     from endstop.runtime.clock import Clock
     from endstop.store.port import Store
@@ -74,6 +75,8 @@ class AsyncWatch:
         """Watch `task` until `remove`."""
         self._tasks[task] = Watched(run_id, deadline_us)
         if self._watcher is None or self._watcher.done():
+            import asyncio
+
             self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="endstop-watch")
 
     def look(self, task: asyncio.Future[Any]) -> Watched:
@@ -85,6 +88,8 @@ class AsyncWatch:
         del self._tasks[task]
 
     async def _watch(self) -> None:
+        import asyncio
+
         while self._tasks:
             await asyncio.sleep(WATCH_MS / 1_000)  # noqa: TID251  # the event loop's own timer, not a clock to decide by
             now_us = self._clock.now_us()

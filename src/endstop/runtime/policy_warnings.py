@@ -94,12 +94,18 @@ def _of_write(tool: ToolPolicy) -> Iterator[str]:
         return
     if tool.idempotency_key is None:
         yield "is a write without idempotency_key: every call of it is refused (key_missing)"
-    if tool.outcome_class is None:
+    if tool.outcome_class is None and tool.probe is None:
         yield "is a write without outcome_class: at_most_once, so an unknown outcome waits for a person"
     if tool.outcome_class is OutcomeClass.PROBEABLE and tool.probe is None:
         yield "is probeable and names no probe: an unknown outcome waits for a person"
-    if tool.probe is not None and tool.outcome_class is not OutcomeClass.PROBEABLE:
+    if tool.probe is not None and tool.target_class is OutcomeClass.AT_MOST_ONCE:
         yield f"names a probe, and its outcome_class is {tool.target_class}: say probeable to have it asked"
+    if tool.probe is None:
+        for name in ("probes_max", "probe_settle_ms", "probe_backoff_ms"):
+            if getattr(tool, name) is not None:
+                yield f"sets {name} and names no probe"
+    if tool.wait_ms is not None and tool.waiter != "wait":
+        yield "sets wait_ms, which only waiter = 'wait' uses"
 
 
 def _of_poll(limits: Limits, tool: ToolPolicy) -> Iterator[str]:

@@ -6,7 +6,6 @@ between threads. Once the run has stopped, every call raises RunHalted again: th
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
@@ -26,12 +25,12 @@ from endstop.core.reasons import TERMINAL_REASONS, Action, Change, Effect, Error
 from endstop.core.steps_life import CompleteRun, EndRun, NoteUserInput, SaveCheckpoint
 from endstop.core.steps_turn import ReserveChild, ReserveHandoff, StepAnswer
 from endstop.errors import GuardClosedError, RunHalted, UsageError
+from endstop.runtime.binding import bound_arguments, signature_of
 from endstop.runtime.drivers import World, adrive, drive
 from endstop.runtime.toolface import declared_of, fits, is_async, refuse_generator
 from endstop.runtime.turn import Turn, checked_bound
 
 if TYPE_CHECKING:
-    import inspect
     from collections.abc import Callable, Mapping
     from typing import Unpack
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from endstop.core.envelope import Envelope
     from endstop.core.model import Counters, Spec, Version
     from endstop.core.policy import Limits, Policy, ToolPolicy
-    from endstop.core.records import CheckpointRecord, RunRecord
+    from endstop.core.records import CheckpointRecord, OperationRecord, RunRecord
     from endstop.runtime.clock import Ids
     from endstop.runtime.declare import ToolOptions
     from endstop.runtime.turn import Prices
@@ -166,12 +165,14 @@ class Run:
         round_id: str | None = None,
         change: Change | str | None = None,
         fault: ErrorClass | None = None,
+        idempotency_key: str | None = None,
     ) -> ToolResult[object]:
         """Call `function(**args)` if the guard allows it, and give its result.
 
-        `tool` is the tool's name (default: the declared or the function's own). `fault` says that the host already
-        knows the call cannot run. Arguments that `function` cannot take are a malformed call, which is refused as a
-        value. Raises UsageError for an async function, RunHalted when the run is over, the tool's own exception after
+        `tool` is the tool's name (default: the declared or the function's own). `idempotency_key` (1 to 255 bytes)
+        names the operation in place of the declared template; it is kept as a digest alone. `fault` says that the host
+        already knows the call cannot run. Arguments that `function` cannot take are a malformed call, which is refused
+        as a value. Raises UsageError for an async function, RunHalted when the run is over, the tool's own exception after
         it was settled, OutcomeUnknownError after a write whose effect is not proven either way, StoreError when the
         ledger cannot record the call (the tool was not called).
         """
@@ -179,7 +180,7 @@ class Run:
         if is_async(function):
             msg = f"{declared_of(function)[0]} is async: call it with `await run.acall(...)`"
             raise UsageError(msg)
-        flow = self._guarded(function, args, tool, call_id, round_id, change, fault, threaded=False)
+        flow = self._guarded(function, args, tool, call_id, round_id, change, fault, idempotency_key, threaded=False)
         try:
             return drive(flow, self.world, self.root_run_id)
         except RunHalted as signal:
@@ -195,9 +196,10 @@ class Run:
         round_id: str | None = None,
         change: Change | str | None = None,
         fault: ErrorClass | None = None,
+        idempotency_key: str | None = None,
     ) -> ToolResult[object]:
         """The same as `call` from an event loop; a function that is not async runs in a thread."""
-        flow = self._guarded(function, args, tool, call_id, round_id, change, fault, threaded=True)
+        flow = self._guarded(function, args, tool, call_id, round_id, change, fault, idempotency_key, threaded=True)
         try:
             return await adrive(flow, self.world, self.root_run_id)
         except RunHalted as signal:
@@ -214,22 +216,27 @@ class Run:
 
         def wrap(function: Callable[P, T]) -> Callable[P, ToolResult[T]]:
             declared = declare(name=name, **options)(function)
-            signature = _signature_of(function)
+            signature = signature_of(function)
             if is_async(function):
 
                 @functools.wraps(function)
                 async def guarded_async(*args: P.args, **kwargs: P.kwargs) -> object:
-                    return await self.acall(declared, _bound(signature, args, kwargs))
+                    return await self.acall(declared, bound_arguments(signature, args, kwargs))
 
                 return cast("Callable[P, ToolResult[T]]", guarded_async)
 
             @functools.wraps(function)
             def guarded(*args: P.args, **kwargs: P.kwargs) -> ToolResult[T]:
-                return cast("ToolResult[T]", self.call(declared, _bound(signature, args, kwargs)))
+                return cast("ToolResult[T]", self.call(declared, bound_arguments(signature, args, kwargs)))
 
             return guarded
 
         return wrap
+
+    def operation(self, operation_id: str) -> OperationRecord | None:
+        """An operation as it stands, for whoever was refused with its id; None when there is none of that id."""
+        found = self.world.store.operations(operation_id=operation_id).result()
+        return found[0] if found else None
 
     # -- Model calls
 
@@ -390,6 +397,7 @@ class Run:
         round_id: str | None,
         change: Change | str | None,
         fault: ErrorClass | None,
+        idempotency_key: str | None,
         *,
         threaded: bool,
     ) -> Flow[ToolResult[object]]:
@@ -412,13 +420,15 @@ class Run:
         store = facts.world.store
         proposal = propose(
             call, policy, run_key=facts.run_key, store_key=store.store_key, scope_value=self._scope_value(policy),
-            fault=fault,
+            fault=fault, given_key=idempotency_key,
         )  # fmt: skip
         arguments = proposal.args
 
         def run_tool() -> object:
             given = arguments if not isinstance(arguments, str) else {}
             if threaded and not is_async(function):
+                import asyncio
+
                 return asyncio.to_thread(function, **given)
             return function(**given)
 
@@ -428,6 +438,7 @@ class Run:
                 operation_id=_operation_id(proposal, self.root_run_id, store.store_key), owner_id=facts.owner_id,
                 generation=facts.generation, run_key=facts.run_key, call=run_tool, now_us=facts.world.clock.now_us,
                 schema_check=_schema_check(policy), input_digest=proposal.operation_fingerprint,
+                store_key=store.store_key,
             )
         )  # fmt: skip
 
@@ -460,28 +471,3 @@ def _schema_check(policy: ToolPolicy) -> Callable[[object], str | None] | None:
     from endstop.runtime.schema_check import schema_check
 
     return schema_check(policy.result_schema)
-
-
-def _signature_of(function: Callable[..., object]) -> inspect.Signature:
-    import inspect as inspection
-
-    return inspection.signature(function)
-
-
-def _bound(signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Positional arguments by name, so that `f(1)` and `f(a=1)` are one call."""
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    found: dict[str, object] = {}
-    for name, value in bound.arguments.items():
-        kind = signature.parameters[name].kind
-        if kind is kind.VAR_KEYWORD:
-            found.update(value)
-        elif kind is kind.VAR_POSITIONAL and not value:
-            continue
-        elif kind in (kind.VAR_POSITIONAL, kind.POSITIONAL_ONLY):
-            msg = f"a tool's parameters must be nameable; {name} is positional only"
-            raise UsageError(msg)
-        else:
-            found[name] = value
-    return found

@@ -92,6 +92,10 @@ class Turn:
         """The same from a record."""
         self._usage = usage if usage.total_tokens else None
 
+    def bound(self, *, input_tokens: int, output_tokens: int) -> None:
+        """What the call can have used at most, where its host knows that better after the answer than before."""
+        self._worst_case = (input_tokens, output_tokens)
+
     def fail(self, fault: str) -> None:
         """The provider failed with this class of fault; a call it never worked on is not charged."""
         self._fault = fault
@@ -169,8 +173,8 @@ class Turn:
         if verdict.guard == "in_flight":
             detail = verdict.detail
             msg = (
-                f"{detail.limit} model calls of this run are open at once ({detail.limit_name}), which is the most that "
-                "are kept track of: nothing was sent, let one of them end first"
+                f"{detail.limit} model calls of this run are open at once, which is the most ({detail.limit_name}): "
+                "nothing was sent, let one of them end first"
             )
             raise UsageError(msg)
         if verdict.action is not Action.EXECUTE:

@@ -15,7 +15,7 @@ from endstop.errors import InvariantError, SchemaVersionError
 
 __all__ = ["SCHEMA_VERSION", "Migration", "migrations", "pending", "queries"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _FILE_NAME: Final = re.compile(r"(\d{4})_[a-z_]+\.sql")
 _QUERY: Final = re.compile(r"^-- name: ([a-z_]+)\n-- [^\n]+\n", re.MULTILINE)
 
@@ -56,7 +56,8 @@ def pending(version: object) -> tuple[Migration, ...]:
 def queries(name: str = "queries.sql") -> dict[str, str]:
     """Every named statement of a file, by its name. Raises InvariantError when a name stands twice."""
     parts = _QUERY.split(_text(name))[1:]
-    found = {key: sql.strip().rstrip(";") for key, sql in zip(parts[::2], parts[1::2], strict=True)}
+    # In one line: a statement's text is hashed at every use.
+    found = {key: " ".join(sql.split()).rstrip(";") for key, sql in zip(parts[::2], parts[1::2], strict=True)}
     if len(found) != len(parts) // 2:
         msg = f"two statements of {name} have one name"
         raise InvariantError(msg)

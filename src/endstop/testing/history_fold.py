@@ -96,6 +96,8 @@ class OperationFold:
                 listed = entry.get("ops")
                 for operation_id in listed if isinstance(listed, list) else ():
                     self._put(str(operation_id), OperationState.UNKNOWN)
+            case "operation" if named is not None and entry.get("from") != entry.get("to"):
+                self._put(str(named), OperationState(str(entry["to"])))
             case "call_refused" | "call_replayed":
                 pass
             case _ if named is not None and "op_state" in entry and "late" not in entry:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypedDict, TypeVar, cast
 
 import orjson
 
-from endstop.core.commands import Execute, NotSent, Recall, RecoverOwner, Remember, Returned, Transact
+from endstop.core.commands import CallCut, Execute, Recall, RecoverOwner, Remember, Returned, Transact
 from endstop.core.model import Usage
 from endstop.core.steps import LoseCall, SettleCall
 from endstop.core.steps_life import RecoverRun
@@ -372,7 +372,7 @@ class Driver:
         if run is None:
             if self._chance.fires(Fault.CANCEL_BEFORE_CALL):
                 self.note(actor.name, "is cancelled before its call")
-                raise NotSent(SimulatedCancel())
+                raise CallCut(SimulatedCancel(), sent=False)
             self._executing = (actor, command)
             started = command.call()
             self._executing = None

@@ -39,7 +39,10 @@ def _sniff(source: Source) -> int:
     if not found:
         return 0
     names = {text(message.get("name")) for message in found}
-    return 88 if names & _TERMINALS else 0
+    if names & _TERMINALS:
+        return 88
+    # A chat in which nobody ran anything is one all the same.
+    return 35 if isinstance(source.document, dict) and "history" in source.document and "" not in names else 0
 
 
 def _read(source: Source, skips: Skips) -> Iterator[Item]:

@@ -26,7 +26,8 @@ _REQUESTS: Final = ("ToolCallRequestEvent", "ToolCallMessage")
 _RESULTS: Final = ("ToolCallExecutionEvent", "ToolCallResultMessage", "FunctionExecutionResultMessage")
 _MESSAGES: Final = frozenset(
     {*_REQUESTS, *_RESULTS, "TextMessage", "SystemMessage", "UserMessage", "AssistantMessage", "ToolCallSummaryMessage",
-     "HandoffMessage", "StopMessage", "MultiModalMessage", "ThoughtEvent", "UserInputRequestedEvent", "MemoryQueryEvent"}
+     "HandoffMessage", "StopMessage", "MultiModalMessage", "ThoughtEvent", "UserInputRequestedEvent",
+     "MemoryQueryEvent"}
 )  # fmt: skip
 
 

@@ -120,7 +120,7 @@ class _Session:
     def _turn(self, message: Json, message_id: str, agent: str, at_us: int | None) -> Iterator[Event]:
         raw = record(message.get("usage"))
         usage = _usage(raw) if raw else None
-        if message_id != self._last:
+        if message_id != self._last or not message_id:
             if not message_id or self._messages.add(message_id):
                 self._last, self._last_output = message_id, 0 if usage is None else usage.output_tokens
                 yield TraceTurn(agent=agent, model=text(message.get("model")), usage=usage, at_us=at_us)

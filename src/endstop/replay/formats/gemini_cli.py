@@ -1,4 +1,4 @@
-"""Gemini CLI chats: recorded sessions (`sessionId`, messages with `toolCalls`) and checkpoints (contents with parts)."""
+"""Gemini CLI chats: recorded sessions (messages with `toolCalls`) and checkpoints (contents with parts)."""
 
 from __future__ import annotations
 

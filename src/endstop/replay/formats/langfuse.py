@@ -88,7 +88,7 @@ def _tool(one: Json, run_id: str) -> Interval:
     return Interval(
         run_id=run_id, span_id=text(one.get("id")), start_us=start_us, end_us=end_us, tool=name(one.get("name")),
         args=parsed if isinstance(parsed, dict) else {"input": parsed},
-        value=one["output"] if "output" in one else NO_VALUE,
+        value=one.get("output", NO_VALUE),
         error=(text(one.get("statusMessage")) or "error") if one.get("level") == "ERROR" else None,
     )  # fmt: skip
 

@@ -48,7 +48,8 @@ __all__ = ["FORMAT"]
 NAME: Final = "openhands"
 _KINDS: Final = frozenset(
     {
-        "ActionEvent", "ObservationEvent", "MessageEvent", "AgentErrorEvent", "SystemPromptEvent", "UserRejectObservation",
+        "ActionEvent", "ObservationEvent", "MessageEvent", "AgentErrorEvent", "SystemPromptEvent",
+        "UserRejectObservation",
         "ConversationStateUpdateEvent", "Condensation", "CondensationRequest", "PauseEvent", "TokenEvent",
         "CondensationSummaryEvent", "ConversationErrorEvent", "StreamingDeltaEvent",
     }

@@ -112,7 +112,7 @@ def message_calls(span: Span, run_id: str, seen: Seen) -> list[Interval]:
                 tool=name(call_parts.get("function.name")),
                 args=arguments(call_parts.get("function.arguments")),
                 value=answers[call_id],
-            )  # fmt: skip
+            )
         )
     return found
 

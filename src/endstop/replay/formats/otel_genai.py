@@ -100,8 +100,8 @@ def _told(span: Span, seen: Seen) -> list[Interval]:
                     answers[text(part.get("id"))] = first_of(part, "response", "result")
     found = []
     for call_id, answer in answers.items():
-        part = asked.get(call_id)
-        if part is None or not seen.add((_run_id(span), call_id)):
+        request = asked.get(call_id)
+        if request is None or not seen.add((_run_id(span), call_id)):
             continue
         # It was made and answered before this span began.
         found.append(
@@ -110,11 +110,11 @@ def _told(span: Span, seen: Seen) -> list[Interval]:
                 span_id=call_id,
                 start_us=span.start_us,
                 end_us=span.start_us,
-                tool=name(part.get("name")),
-                args=arguments(part.get("arguments")),
+                tool=name(request.get("name")),
+                args=arguments(request.get("arguments")),
                 value=answer,
                 agent=_agent(span),
-            )  # fmt: skip
+            )
         )
     return found
 

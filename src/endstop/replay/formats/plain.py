@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from endstop.core.model import NAME_CHARS_MAX
 from endstop.core.reasons import Effect, ErrorClass, Status
 from endstop.replay.fields import (
     Json,
@@ -47,10 +48,15 @@ __all__ = ["FORMAT"]
 
 NAME: Final = "plain"
 _TOKENS: Final = ("input_tokens", "output_tokens", "cost_usd", "spend_nanos")
+_COUNTED: Final = frozenset({*_TOKENS, "model"})
 _ERRORS: Final = {word.value: word for word in ErrorClass}
 _STATUSES: Final = {word.value: word for word in Status}
 _EFFECTS: Final = {word.value: word for word in Effect}
 RUNS_MAX: Final = 100_000
+# A whole number above this is microseconds since 1973, and needs no other look.
+MICROSECONDS_FROM: Final = 10**14
+# Fields that make more of an outcome than its result.
+_SPECIAL: Final = frozenset({"error", "status", "progress_version", "took_ms"})
 
 
 def _sniff(source: Source) -> int:
@@ -63,18 +69,15 @@ def _sniff(source: Source) -> int:
 
 
 class _Lines:
-    """The events of the lines of one source."""
+    """What is kept between the lines of one source: the runs, and the round that each is in."""
 
-    def __init__(self, source: Source, skips: Skips) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
-        self._skips = skips
         self._heads: dict[str, RunHead] = {}
         self._rounds: dict[str, str] = {}
-        self._calls = 0
 
-    def head(self, line: Json) -> RunHead:
-        """The run that a line belongs to."""
-        given = line.get("run")
+    def head(self, given: object) -> RunHead:
+        """The run that a line names."""
         run_id = given if isinstance(given, str) else self._source.stem if given is None else str(given)
         head = self._heads.get(run_id)
         if head is None:
@@ -83,33 +86,8 @@ class _Lines:
             head = self._heads[run_id] = RunHead(run_id=run_id, source=self._source.name, format=NAME)
         return head
 
-    def events(self, line: Json, head: RunHead) -> Iterator[Event]:
-        """The events of one line."""
-        at = line.get("at")
-        at_us = None if at is None else time_us(at)
-        tool = line.get("tool")
-        if type(tool) is not str or not tool:
-            yield from self._other(line, at_us)
-            return
-        given = line.get("round")
-        round_id = None if given is None else given if type(given) is str else str(given)
-        agent = line.get("agent")
-        agent = name(agent) if agent is not None else "main"
-        if self._begins_turn(line, head, round_id):
-            yield _turn(line, agent, at_us)
-        self._calls += 1
-        call_id = line.get("call_id")
-        if type(call_id) is not str or not call_id:
-            call_id = f"call-{self._calls}"
-        effect = line.get("effect")
-        args = line.get("args")
-        yield TraceCall(
-            tool=name(tool), args=args if type(args) is dict else arguments(args), call_id=call_id, round_id=round_id,
-            agent=agent, effect=None if effect is None else _EFFECTS.get(str(effect)), at_us=at_us,
-        )  # fmt: skip
-        yield self._outcome(line, call_id, at_us)
-
-    def _begins_turn(self, line: Json, head: RunHead, round_id: str | None) -> bool:
+    def begins_turn(self, line: Json, head: RunHead, round_id: str | None) -> bool:
+        """Whether a line is the first of its round, or tells of a turn's tokens."""
         if round_id is None:
             return any(field in line for field in _TOKENS)
         if self._rounds.get(head.run_id) == round_id:
@@ -119,32 +97,26 @@ class _Lines:
         self._rounds[head.run_id] = round_id
         return True
 
-    def _outcome(self, line: Json, call_id: str, at_us: int | None) -> Event:
-        took_ms = integer(line.get("took_ms"))
-        end_us = at_us + took_ms * 1_000 if at_us is not None and took_ms is not None and took_ms > 0 else at_us
-        error = line.get("error")
-        if "result" not in line and error is None and "status" not in line:
-            return TraceLost(call_id=call_id)
-        if error is None and "status" not in line and "progress_version" not in line:
-            return TraceResult(call_id=call_id, value=line["result"], at_us=end_us, took_ms=took_ms)
-        error_class, message = _error(error)
-        wait_ms = integer(line.get("retry_after_ms"))
-        return TraceResult(
-            call_id=call_id, value=line.get("result"), status=_STATUSES.get(str(line.get("status")), Status.PROGRESS),
-            error_class=error_class, message=message, progress_version=version(line.get("progress_version")),
-            retry_after_ms=wait_ms if wait_ms is not None and wait_ms >= 0 else None, at_us=end_us, took_ms=took_ms,
-        )  # fmt: skip
 
-    def _other(self, line: Json, at_us: int | None) -> Iterator[Event]:
-        if line.get("type") == "user":
-            yield UserInput(at_us=at_us)
-        elif line.get("type") == "turn":
-            yield _turn(line, text(line.get("agent")) or "main", at_us)
-        else:
-            self._skips.add("line without a tool")
+def _outcome(line: Json, call_id: str, at_us: int | None) -> TraceResult | TraceLost:
+    """A line's outcome that is more than a result: a time it took, an error, a status, a version, or none at all."""
+    took_ms = integer(line.get("took_ms"))
+    end_us = at_us + took_ms * 1_000 if at_us is not None and took_ms is not None and took_ms > 0 else at_us
+    error = line.get("error")
+    if "result" not in line and error is None and "status" not in line:
+        return TraceLost(call_id=call_id)
+    error_class, message = _error(error)
+    wait_ms = integer(line.get("retry_after_ms"))
+    return TraceResult(
+        call_id=call_id, value=line.get("result"), status=_STATUSES.get(str(line.get("status")), Status.PROGRESS),
+        error_class=error_class, message=message, progress_version=version(line.get("progress_version")),
+        retry_after_ms=wait_ms if wait_ms is not None and wait_ms >= 0 else None, at_us=end_us, took_ms=took_ms,
+    )  # fmt: skip
 
 
 def _turn(line: Json, agent: str, at_us: int | None) -> TraceTurn:
+    if _COUNTED.isdisjoint(line):
+        return TraceTurn(agent=agent, at_us=at_us)
     nanos = integer(line.get("spend_nanos"))
     return TraceTurn(
         agent=agent, model=text(line.get("model")),
@@ -162,11 +134,53 @@ def _error(error: object) -> tuple[ErrorClass | None, str | None]:
 
 
 def _read(source: Source, skips: Skips) -> Iterator[Item]:
-    lines = _Lines(source, skips)
+    lines = _Lines(source)
+    calls = 0
     for line in source.records(skips):
-        head = lines.head(line)
-        for event in lines.events(line, head):
-            yield head, event
+        get = line.get
+        head = lines.head(get("run"))
+        at, tool = get("at"), get("tool")
+        at_us = None if at is None else at if type(at) is int and at > MICROSECONDS_FROM else time_us(at)
+        if type(tool) is not str or not tool:
+            event = _without_tool(line, at_us)
+            if event is None:
+                skips.add("line without a tool")
+            else:
+                yield head, event
+            continue
+        given, agent = get("round"), get("agent")
+        round_id = given if given is None or type(given) is str else str(given)
+        if agent is None:
+            agent = "main"
+        elif type(agent) is not str or not agent or len(agent) > NAME_CHARS_MAX:
+            agent = name(agent)
+        if lines.begins_turn(line, head, round_id):
+            yield head, _turn(line, agent, at_us)
+        calls += 1
+        call_id, effect, args = get("call_id"), get("effect"), get("args")
+        if type(call_id) is not str or not call_id:
+            call_id = f"call-{calls}"
+        if type(args) is not dict:
+            args = arguments(args)
+        yield (
+            head,
+            TraceCall(
+                tool=tool if len(tool) <= NAME_CHARS_MAX else name(tool), args=args, call_id=call_id, round_id=round_id,
+                agent=agent, effect=None if effect is None else _EFFECTS.get(str(effect)), at_us=at_us,
+            ),
+        )  # fmt: skip
+        if "result" in line and _SPECIAL.isdisjoint(line):
+            yield head, TraceResult(call_id=call_id, value=line["result"], at_us=at_us)
+        else:
+            yield head, _outcome(line, call_id, at_us)
+
+
+def _without_tool(line: Json, at_us: int | None) -> Event | None:
+    if line.get("type") == "user":
+        return UserInput(at_us=at_us)
+    if line.get("type") == "turn":
+        return _turn(line, text(line.get("agent")) or "main", at_us)
+    return None
 
 
 FORMAT: Final = Format(name=NAME, title="plain JSON lines", tried=True, sniff=_sniff, read=_read)

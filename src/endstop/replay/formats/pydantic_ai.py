@@ -52,7 +52,8 @@ class _Messages:
             if kind in ("tool-call", "builtin-tool-call"):
                 tool = name(part.get("tool_name"))
                 yield TraceCall(
-                    tool=tool, args=arguments(part.get("args")), call_id=self._ids.opened(text(part.get("tool_call_id")), tool),
+                    tool=tool, args=arguments(part.get("args")),
+                    call_id=self._ids.opened(text(part.get("tool_call_id")), tool),
                     round_id=f"turn-{self._turns}", at_us=when_us,
                 )  # fmt: skip
             elif kind in ("tool-return", "builtin-tool-return") or (kind == "retry-prompt" and part.get("tool_name")):

@@ -30,6 +30,8 @@ def _sniff(source: Source) -> int:
 
 def _read(source: Source, skips: Skips) -> Iterator[Item]:
     document = record(source.document)
+    if document.get("history") is not None and not records_in(document.get("trajectory")):
+        skips.add("trajectory without steps")
     info = record(document.get("info"))
     head = RunHead(run_id=source.stem, source=source.name, format=NAME, outcome=text(info.get("exit_status")))
     for number, step in enumerate(records_in(document.get("trajectory")), 1):

@@ -25,8 +25,9 @@ NAME: Final = "toolbench"
 
 
 def _sniff(source: Source) -> int:
-    answer = record(record(source.document).get("answer_generation"))
-    return 95 if "train_messages" in answer else 0
+    document = record(source.document)
+    answer = record(document.get("answer_generation"))
+    return 95 if "train_messages" in answer or ("tree" in document and "query" in answer) else 0
 
 
 def _read(source: Source, skips: Skips) -> Iterator[Item]:
@@ -35,6 +36,8 @@ def _read(source: Source, skips: Skips) -> Iterator[Item]:
     head = RunHead(run_id=source.stem, source=source.name, format=NAME, outcome=text(answer.get("finish_type")))
     if answer.get("total_tokens"):
         skips.add("tokens of a whole search tree, not of its chain")
+    if not chains:
+        skips.add("search tree without a chain to an answer")
     conversation = Conversation(skips)
     for message in records_in(chains[-1]) if chains else []:
         for event in conversation.events(message):

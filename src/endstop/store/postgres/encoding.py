@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, cast
 
 import orjson
 
 from endstop.core.codec import envelope_data, envelope_from, limits_from, spec_from
+from endstop.core.operation_extra import extra_text, with_extra
 from endstop.core.reasons import RunState
 from endstop.core.records import CheckpointRecord, ChildRecord, ControlRecord, OperationRecord
 from endstop.core.transitions import OperationState
@@ -88,12 +90,12 @@ def run_values(run: LiveRun) -> Values:
     }  # fmt: skip
 
 
-def state_values(run: LiveRun) -> Values:
-    """What changes with every step of a root run."""
+def state_values(run: LiveRun, read_stamp: str | None = None) -> Values:
+    """What changes with every step of a root run, and the version that it is to be written over, if that is asked."""
     txn = run.txn
     return {
         "run_id": txn.run_id, "next_seq": txn.next_seq, "updated_at_us": txn.updated_at_us,
-        "evidence": txn.evidence.pack().decode(),
+        "evidence": txn.evidence.pack().decode(), "read_stamp": read_stamp,
     }  # fmt: skip
 
 
@@ -146,6 +148,7 @@ _OPERATION_COLUMNS: Final = (
     "fence", "effect", "created_at_us", "dispatched_at_us", "settled_at_us", "not_before_us", "outcome", "result_kind",
     "result_digest", "reason",
 )  # fmt: skip
+_columns: Final = operator.attrgetter(*_OPERATION_COLUMNS)
 
 
 def _bytes(value: object) -> bytes | None:
@@ -157,7 +160,7 @@ def operation_from(row: Sequence[object]) -> OperationRecord:
     """An operation. Raises StoreCorruptError when the row makes none: it is never taken for an absent one."""
     values = cast("list[str]", row)
     try:
-        return OperationRecord(
+        record = OperationRecord(
             operation_id=values[0], tool=values[1], key_digest=values[2], fingerprint=values[3],
             state=OperationState(values[4]), run_id=values[5], generation=int(values[6]), call_id=values[7],
             owner_id=values[8], attempt=int(values[9]), fence=int(values[10]), effect=values[11],
@@ -166,14 +169,16 @@ def operation_from(row: Sequence[object]) -> OperationRecord:
             result_kind=values[17], result=_bytes(values[18]), result_digest=values[19],
             reason=values[20],
         )  # fmt: skip
+        return with_extra(record, values[21])
     except (ValueError, TypeError) as error:
         raise _corrupt(f"operation {values[0][:80]}") from error
 
 
 def operation_values(record: OperationRecord, read: OperationRecord | None) -> Values:
     """An operation, and the version that was read of it: None for one that nobody has written yet."""
-    values: Values = {name: getattr(record, name) for name in _OPERATION_COLUMNS}
+    values: Values = dict(zip(_OPERATION_COLUMNS, _columns(record), strict=True))
     values["state"] = record.state.value
+    values["extra"] = extra_text(record)
     values["result"] = None if record.result is None else record.result.hex()
     if read is not None:
         values.update(read_attempt=read.attempt, read_fence=read.fence, read_state=read.state.value)

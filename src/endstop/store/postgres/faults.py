@@ -23,13 +23,16 @@ from endstop.errors import (
     UsageError,
 )  # fmt: skip
 
-__all__ = ["CONFLICT", "UNKNOWN_WRITER", "StaleError", "is_lost", "is_stale", "mapped", "store_fault"]
+__all__ = [
+    "CONFLICT", "OTHER_ISOLATION", "UNKNOWN_WRITER", "StaleError", "is_lost", "is_stale", "mapped", "store_fault",
+]  # fmt: skip
 
 CONFLICT: Final = "ES001"  # raised by endstop.save_batch: a row was not as it had been read
 _APPEND_ONLY: Final = "ES002"
 UNKNOWN_WRITER: Final = "ES003"  # raised there too: the writer's row was cleared away
 # Another transaction was first: the same work, done again on what stands now, may well succeed.
-_STALE: Final = frozenset({CONFLICT, "40001", "40P01", "23505"})
+OTHER_ISOLATION: Final = "ES004"  # raised by endstop.commit_batch: a statement of its own sees one state here
+_STALE: Final = frozenset({CONFLICT, OTHER_ISOLATION, "40001", "40P01", "23505"})
 _LOCKED: Final = frozenset({"55P03", "57014", "25P03"})
 _FULL: Final = frozenset({"53100", "53200", "53400"})
 _UNFIT: Final = frozenset({"22021", "22P05", "22P02", "22003", "22001"})

@@ -57,7 +57,7 @@ __all__ = ["LANES", "PostgresStore"]
 
 A = TypeVar("A")
 R = TypeVar("R")
-LANES: Final = 2
+LANES: Final = 1
 READERS_MAX: Final = 8
 WRITERS_KEPT_DAYS: Final = 30
 

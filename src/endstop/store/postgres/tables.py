@@ -4,6 +4,11 @@ Order of locks, the same for everybody, so that no two transactions wait for eac
 exclusive for an operator's order), the names of runs that may be made, the rows of runs by their id, then operations by
 theirs. A run's row stays held until the commit; whoever holds it is the only one who works on that run. Operations are
 written over exactly the version that was read, for they may belong to several runs.
+
+A process is mostly the only one that works on its runs, and then has the newest version of them in hand. So a batch is
+first done on what is in hand (`assume`) and sent in one exchange that takes the same locks, checks that all of it is
+the newest, and writes (`commit_assumed`). Steps are pure: when something is another by now, nothing has happened, and
+the batch is done again on what was read under the locks (`begin`, `commit`).
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from typing import TYPE_CHECKING, Final, cast
 import orjson
 import psycopg
 
+from endstop.core.transitions import OperationState
 from endstop.errors import InvariantError, UsageError
 from endstop.store.postgres.encoding import (
     child_from,
@@ -31,7 +37,7 @@ from endstop.store.postgres.encoding import (
 )  # fmt: skip
 from endstop.store.postgres.faults import StaleError
 from endstop.store.postgres.statements import settings, sql
-from endstop.store.workspace import RUNS_HELD_MAX, LiveRun, Workspace
+from endstop.store.workspace import OPERATIONS_HELD_MAX, RUNS_HELD_MAX, LiveRun, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,13 +48,17 @@ if TYPE_CHECKING:
     from endstop.store.postgres.plan import Plan
     from endstop.store.rows import RunRow
 
-__all__ = ["PostgresWorkspace"]
+__all__ = ["PostgresWorkspace", "UnreadError"]
 
 CHILDREN_KNOWN_MAX: Final = 4_096
 STAMP_BYTES: Final = 16
 OPERATIONS_OF_RUN_MAX: Final = 1_000_000
 
 _Begun = tuple[dict[str, str] | None, int, int, list[list[object]] | None]
+
+
+class UnreadError(Exception):
+    """Inside the store only: what was assumed is not enough, something must be read. Nothing was sent."""
 
 
 class PostgresWorkspace(Workspace):
@@ -60,10 +70,11 @@ class PostgresWorkspace(Workspace):
         self._lease_ms = lease_ms
         self._open: psycopg.Connection | None = None
         self._stamp = ""
-        self._batch_of = ("", 0)
         self._owners: frozenset[str] = frozenset()
-        # -- valid across transactions: versions of the runs in hand, the orders in force, children (they never change)
+        # -- valid across transactions: versions of the runs in hand, calls of theirs that are under way, the orders
+        # -- in force, children (they never change)
         self._stamps: dict[str, str] = {}
+        self._under_way: OrderedDict[str, OperationRecord] = OrderedDict()
         self._controls_version: tuple[int, int] | None = None
         self._known_children: OrderedDict[str, ChildRecord] = OrderedDict()
         # -- of this transaction alone
@@ -72,18 +83,12 @@ class PostgresWorkspace(Workspace):
         self._rows: dict[str, RunRow] = {}
         self._read: dict[str, OperationRecord | None] = {}
 
-    # -- the transaction
+    # -- the transaction, in two exchanges
 
     def begin(self, connection: psycopg.Connection, plan: Plan) -> None:
         """Open the transaction, take its locks and read what it needs, in one exchange with the server."""
+        self._start(plan)
         self._open = connection
-        self._stamp = self._new_key()[:STAMP_BYTES].hex()
-        self._owners = plan.owners
-        self._next_index = self._next_global_seq = None
-        self._executing.clear()
-        self._held.clear()
-        self._stored.clear()
-        self._rows.clear()
         self._read = dict.fromkeys(plan.operation_ids)
         asked = {"names": plan.names, "runs": plan.run_ids, "operations": plan.operation_ids}
         begun = psycopg.ClientCursor(connection)
@@ -103,27 +108,101 @@ class PostgresWorkspace(Workspace):
 
         Raises what the server said, or the driver's error when nobody said anything: then it may have been committed.
         """
-        saved = dict.fromkeys(self.run_states, self._stamp)
-        self._batch_of = (writer_id, batch_no)
-        if self.writes:
-            self.flush()
-        else:
+        if not self.writes:
             self._connection.execute(b"COMMIT")
-        self._stamps.update(saved)
+            self._open = None
+            return
+        saved = psycopg.ClientCursor(self._connection)
+        saved.execute(sql("save_batch"), self._values(writer_id, batch_no))
+        saved.nextset()
+        if saved.statusmessage != "COMMIT":
+            msg = f"the server answered {saved.statusmessage} to COMMIT"
+            raise StaleError(msg)
+        self.flush()
+
+    # -- the transaction, in one exchange
+
+    def assume(self, plan: Plan) -> bool:
+        """Begin on what is in hand; False when that cannot be enough. `commit_assumed` checks it all."""
+        if plan.alone or plan.names or plan.owners or self._controls_version is None or self._standing is None:
+            return False
+        children = self._known_children
+        roots = {children[run_id].root_run_id if run_id in children else run_id for run_id in plan.run_ids}
+        if not all(run_id in self._runs and run_id in self._stamps for run_id in roots):
+            return False
+        self._start(plan)
+        self._open = None
+        self._held.update(plan.run_ids, roots)
+        self._stored.update(roots)
+        self._read = {name: self._under_way.get(name) for name in plan.operation_ids}
+        for run_id in roots:
+            self._runs.move_to_end(run_id)
+        return True
+
+    @property
+    def checks_itself(self) -> bool:
+        """Whether the write of what was collected checks all that was assumed."""
+        return self.writes > 0 and all(name in self.operations for name in self._read)
+
+    def commit_assumed(self, connection: psycopg.Connection, writer_id: str, batch_no: int) -> None:
+        """Check and write in one exchange."""
+        last, many = cast("tuple[int, int]", self._controls_version)
+        # A run that is written is locked and checked by its own write.
+        stamps = {run_id: self._stamps[run_id] for run_id in self._stored if run_id not in self.run_states}
+        asked = {"runs": list(stamps), "stamps": stamps, "controls_last": last, "controls_many": many}
+        values = {**self._values(writer_id, batch_no, read=self._stamps), **settings(), "asked": _json(asked)}
+        connection.execute(sql("commit_batch"), values)
+        self.flush()
+
+    # -- parts of both
+
+    def _start(self, plan: Plan) -> None:
+        self._stamp = self._new_key()[:STAMP_BYTES].hex()
+        self._owners = plan.owners
+        self._next_index = self._next_global_seq = None
+        self._executing.clear()
+        self._held.clear()
+        self._stored.clear()
+        self._rows.clear()
+
+    def _write(self) -> None:
+        """What was collected is in the database: keep what the next transaction may build on."""
+        for run_id, run in self.run_states.items():
+            run.key = 1
+            self._stamps[run_id] = self._stamp
+        for operation_id, (record, _) in self.operations.items():
+            if record.state is OperationState.EXECUTING:
+                self._under_way[operation_id] = record
+            else:
+                self._under_way.pop(operation_id, None)
+        while len(self._under_way) > OPERATIONS_HELD_MAX:
+            self._under_way.popitem(last=False)
+        self._open = None
+
+    def revert(self) -> None:
+        """Forget what this transaction collected, and the runs that it touched: it was undone."""
+        if self.controls_added or self.controls_withdrawn:
+            self._standing = self._controls_version = None
+        for operation_id in self._read:
+            self._under_way.pop(operation_id, None)
+        for run_id in (*self._held, *self.run_states):
+            self._runs.pop(run_id, None)
+            self._stamps.pop(run_id, None)
+        self._clear()
         self._open = None
 
     def drop(self) -> None:
-        """Forget everything: the transaction was undone, or nobody knows."""
+        """Forget everything: nobody knows what became of the transaction."""
         super().drop()
         self._stamps.clear()
+        self._under_way.clear()
         self._controls_version = None
         self._open = None
 
     @property
     def _connection(self) -> psycopg.Connection:
         if self._open is None:
-            msg = "the PostgreSQL workspace was used outside a transaction"
-            raise InvariantError(msg)
+            raise UnreadError
         return self._open
 
     # -- runs
@@ -211,30 +290,23 @@ class PostgresWorkspace(Workspace):
         """Whether an order of that id was ever given."""
         return self._connection.execute(sql("control"), {"control_id": control_id}).fetchone() is not None
 
-    # -- writes; with the COMMIT in the same message
+    # -- what is sent
 
-    def _write(self) -> None:
-        batch: dict[str, object] = {name: rows for name, rows in self._collected().items() if rows}
+    def _values(self, writer_id: str, batch_no: int, *, read: Mapping[str, str] | None = None) -> Values:
+        """The batch as a statement takes it; `read` are the versions of runs that are to be checked, by their ids."""
+        batch: dict[str, object] = {name: rows for name, rows in self._collected(read).items() if rows}
         if self._owners:
             batch["workers"], batch["lease_ms"] = sorted(self._owners), self._lease_ms
-        writer_id, batch_no = self._batch_of
-        values = {"writer_id": writer_id, "batch_no": batch_no, "stamp": self._stamp, "batch": _json(batch)}
-        saved = psycopg.ClientCursor(self._connection)
-        saved.execute(sql("save_batch"), values)
-        saved.nextset()
-        if saved.statusmessage != "COMMIT":
-            msg = f"the server answered {saved.statusmessage} to COMMIT"
-            raise StaleError(msg)
-        for run in self.run_states.values():
-            run.key = 1
+        return {"writer_id": writer_id, "batch_no": batch_no, "stamp": self._stamp, "batch": _json(batch)}
 
-    def _collected(self) -> dict[str, list[Values]]:
+    def _collected(self, read: Mapping[str, str] | None) -> dict[str, list[Values]]:
         """What stands to be written, by the names that `endstop.save_batch` knows."""
-        states, operations = self.run_states.values(), self.operations.values()
+        states, operations = self.run_states, self.operations.values()
+        known = [states[run_id] for run_id in sorted(states) if states[run_id].key is not None]
         return {
-            "new_runs": [new_run_values(run) for run in states if run.key is None],
+            "new_runs": [new_run_values(run) for run in states.values() if run.key is None],
             "runs": [run_values(run) for run in self.run_rows.values() if run.key is not None],
-            "states": [state_values(run) for run in states if run.key is not None],
+            "states": [state_values(run, None if read is None else read[run.txn.run_id]) for run in known],
             "children": [child_values(child) for child in self.children.values()],
             "new_operations": [operation_values(record, None) for record, fence in operations if not fence],
             "operations": [operation_values(record, self._version_of(record)) for record, fence in operations if fence],

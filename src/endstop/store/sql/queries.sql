@@ -90,16 +90,29 @@ SELECT run_id, spec, created_at_us FROM spec WHERE run_id = ?;
 -- One operation.
 SELECT
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
 FROM operation WHERE operation_id = ?;
 
 -- name: operations
 -- Operations of one run or of all, in some states or in all, oldest first.
 SELECT
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
 FROM operation
 WHERE (?1 IS NULL OR state IN (SELECT value FROM json_each(?1)))
+ORDER BY created_at_us, operation_id
+LIMIT ?2;
+
+-- name: operations_in_doubt
+-- Operations of all runs that are in doubt, oldest first. The states are those of the index.
+SELECT
+    operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
+FROM operation
+WHERE state IN ('UNKNOWN', 'MANUAL') AND state IN (SELECT value FROM json_each(?1))
 ORDER BY created_at_us, operation_id
 LIMIT ?2;
 
@@ -107,7 +120,8 @@ LIMIT ?2;
 -- Operations of one run, in some states or in all, oldest first.
 SELECT
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
 FROM operation
 WHERE run_id = ?3 AND (?1 IS NULL OR state IN (SELECT value FROM json_each(?1)))
 ORDER BY created_at_us, operation_id
@@ -117,22 +131,24 @@ LIMIT ?2;
 -- Write an operation that must not be there yet.
 INSERT INTO operation (
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: update_operation
 -- Write an operation that is there. A fence never goes back, whatever the work before it made of it.
 INSERT INTO operation (
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (operation_id) DO UPDATE SET
     tool = excluded.tool, key_digest = excluded.key_digest, fingerprint = excluded.fingerprint, state = excluded.state,
     run_id = excluded.run_id, generation = excluded.generation, call_id = excluded.call_id,
     owner_id = excluded.owner_id, attempt = excluded.attempt, fence = excluded.fence, effect = excluded.effect,
     dispatched_at_us = excluded.dispatched_at_us, settled_at_us = excluded.settled_at_us,
     not_before_us = excluded.not_before_us, outcome = excluded.outcome, result_kind = excluded.result_kind,
-    result = excluded.result, result_digest = excluded.result_digest, reason = excluded.reason
+    result = excluded.result, result_digest = excluded.result_digest, reason = excluded.reason, extra = excluded.extra
 WHERE operation.fence <= excluded.fence;
 
 -- name: settle_operation

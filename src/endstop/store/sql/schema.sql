@@ -135,9 +135,12 @@ CREATE TABLE operation (
     result BLOB,
     result_digest TEXT,
     reason TEXT NOT NULL
-) STRICT, WITHOUT ROWID;
+, extra TEXT) STRICT, WITHOUT ROWID;
 
 CREATE INDEX operation_of_run ON operation (run_id);
+
+-- What is in doubt is looked for among millions that are not.
+CREATE INDEX operation_in_doubt ON operation (created_at_us, operation_id) WHERE state IN ('UNKNOWN', 'MANUAL');
 
 -- An operator's standing order.
 CREATE TABLE control (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import orjson
 
 from endstop.core.codec import envelope_data, envelope_from, limits_from, spec_from
+from endstop.core.operation_extra import extra_text, same_extra, with_extra
 from endstop.core.reasons import RunState
 from endstop.core.records import CheckpointRecord, ChildRecord, ControlRecord, OperationRecord
 from endstop.core.transitions import OperationState
@@ -130,7 +131,7 @@ def operation_from(row: Row) -> OperationRecord:
     """An operation. Raises StoreCorruptError when the row makes none: it is never taken for an absent one."""
     values = cast("list[str]", row)
     try:
-        return OperationRecord(
+        record = OperationRecord(
             operation_id=values[0], tool=values[1], key_digest=values[2], fingerprint=values[3],
             state=OperationState(values[4]), run_id=values[5], generation=int(values[6]), call_id=values[7],
             owner_id=values[8], attempt=int(values[9]), fence=int(values[10]), effect=values[11],
@@ -139,6 +140,7 @@ def operation_from(row: Row) -> OperationRecord:
             result_kind=values[17], result=cast("bytes | None", values[18]), result_digest=values[19],
             reason=values[20],
         )  # fmt: skip
+        return with_extra(record, values[21])
     except (ValueError, TypeError) as error:
         raise _corrupt(f"operation {values[0][:80]}") from error
 
@@ -149,7 +151,7 @@ def operation_values(record: OperationRecord) -> tuple[apsw.SQLiteValue, ...]:
         record.operation_id, record.tool, record.key_digest, record.fingerprint, record.state.value, record.run_id,
         record.generation, record.call_id, record.owner_id, record.attempt, record.fence, record.effect,
         record.created_at_us, record.dispatched_at_us, record.settled_at_us, record.not_before_us, record.outcome,
-        record.result_kind, record.result, record.result_digest, record.reason,
+        record.result_kind, record.result, record.result_digest, record.reason, extra_text(record),
     )  # fmt: skip
 
 
@@ -169,6 +171,7 @@ def is_settlement(before: OperationRecord, after: OperationRecord) -> bool:
         and before.generation == after.generation and before.fingerprint == after.fingerprint
         and before.key_digest == after.key_digest and before.effect == after.effect
         and before.created_at_us == after.created_at_us and before.dispatched_at_us == after.dispatched_at_us
+        and same_extra(before, after)
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import apsw
 
 from endstop.errors import StoreCorruptError, StoreUnavailableError
-from endstop.store.migrations import SCHEMA_VERSION, pending, queries
+from endstop.store.migrations import pending, queries
 from endstop.store.sqlite.faults import mapped
 from endstop.store.transact import first_entry
 
@@ -147,23 +147,26 @@ def _check_ours(connection: apsw.Connection, path: Path) -> None:
 
 
 def _migrate(connection: apsw.Connection, new_key: Callable[[], bytes], now_us: Callable[[], int]) -> None:
+    """Bring the schema up to date in one transaction: a crash leaves the file as it was, never between two versions."""
     execute, sql = connection.execute, queries()
-    fresh = connection.execute("PRAGMA application_id").get != APPLICATION_ID
-    version = 0 if fresh else execute("SELECT value FROM meta WHERE name = 'schema_version'").get
-    for migration in pending(version):
-        execute("BEGIN IMMEDIATE")
-        try:
+    fresh = execute("PRAGMA application_id").get != APPLICATION_ID
+    missing = pending(0 if fresh else execute("SELECT value FROM meta WHERE name = 'schema_version'").get)
+    if not missing:
+        return
+    execute("BEGIN IMMEDIATE")
+    try:
+        for migration in missing:
             execute(migration.sql)
-            execute(sql["set_meta"], ("schema_version", migration.version))
-            if migration.version == SCHEMA_VERSION and fresh:
-                made_at_us, ledger = now_us(), f"endstop/{new_key()[:10].hex()}"
-                facts = {"ledger": ledger, "store_key": new_key(), "created_at_us": made_at_us}
-                for name, value in facts.items():
-                    execute(sql["set_meta"], (name, value))
-                execute(sql["insert_entry"], (0, first_entry(ledger, made_at_us).decode("ascii")))
-                execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                execute("ROLLBACK")
-            raise
+        execute(sql["set_meta"], ("schema_version", missing[-1].version))
+        if fresh:
+            made_at_us, ledger = now_us(), f"endstop/{new_key()[:10].hex()}"
+            facts = {"ledger": ledger, "store_key": new_key(), "created_at_us": made_at_us}
+            for name, value in facts.items():
+                execute(sql["set_meta"], (name, value))
+            execute(sql["insert_entry"], (0, first_entry(ledger, made_at_us).decode("ascii")))
+            execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            execute("ROLLBACK")
+        raise

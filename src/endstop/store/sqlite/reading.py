@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 import orjson
 
 from endstop.core.records import EntryRecord
+from endstop.core.transitions import OperationState
 from endstop.store.futures import done_future
 from endstop.store.port import LedgerRow, RunQuery, StoredSpec
 from endstop.store.rows import bounded, child_view, has_labels, run_view
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     import apsw
 
     from endstop.core.records import ChildRecord, ControlRecord, OperationRecord, RunRecord
-    from endstop.core.transitions import OperationState
 
 __all__ = ["Reader"]
 
 R = TypeVar("R")
 PAGE_ROWS: Final = 200
 _END_US: Final = 2**63 - 1
+_IN_DOUBT: Final = {OperationState.UNKNOWN, OperationState.MANUAL}
 
 
 class Reader:
@@ -183,6 +184,8 @@ class Reader:
             )[:limit]
         if root is not None:
             rows = self._rows("operations_of_run", chosen, limit, root)
+        elif states and set(states) <= _IN_DOUBT:
+            rows = self._rows("operations_in_doubt", chosen, limit)
         else:
             rows = self._rows("operations", chosen, limit)
         return tuple(operation_from(row) for row in rows)

@@ -45,7 +45,7 @@ class SqliteWorkspace(Workspace):
     def __init__(self, ledger: str, connection: apsw.Connection, sql: dict[str, str]) -> None:
         super().__init__(ledger)
         self._connection = connection
-        self._execute = connection.execute
+        self._execute = connection.cursor().execute  # one for all: every result is read before the next statement
         self._sql = sql
         self._operation = sql["operation"]
         self._many: dict[tuple[str, int], str] = {}

@@ -40,7 +40,7 @@ CREATE TABLE endstop.input_digest (
 
 -- Appending is all that the ledger allows. The triggers are ENABLE ALWAYS, so that a session which plays a replica
 -- does not pass them by, and of the whole statement, so that TRUNCATE does not either. Functions keep their plans:
--- those that look into a table that grows must not have settled on reading all of it while it was small.
+-- those that look into a table that grows must not settle on reading all of it while it is small, hence their settings.
 CREATE FUNCTION endstop.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'the ledger is append-only: % on % is refused', tg_op, tg_table_name USING ERRCODE = 'ES002';
@@ -48,7 +48,8 @@ END
 $$;
 
 CREATE FUNCTION endstop.check_entries() RETURNS trigger LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET jit = off AS $$
 BEGIN
     IF EXISTS (
         SELECT FROM fresh
@@ -64,7 +65,8 @@ END
 $$;
 
 CREATE FUNCTION endstop.check_places() RETURNS trigger LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     first_idx bigint;
     last_idx bigint;
@@ -194,7 +196,8 @@ CREATE TABLE endstop.operation (
     result_kind text,
     result bytea,
     result_digest text,
-    reason text NOT NULL
+    reason text NOT NULL,
+    extra text
 ) WITH (fillfactor = 80);
 
 CREATE INDEX operation_of_run ON endstop.operation (run_id, created_at_us, operation_id);
@@ -235,14 +238,17 @@ CREATE TABLE endstop.worker (
     lease_until timestamptz NOT NULL
 ) WITH (fillfactor = 60);
 
--- The two halves of a writer's transaction. As functions they are planned once a session instead of once a batch, and
--- a batch is two exchanges with the server however many rows it has. A later schema adds functions beside them.
+-- The two halves of a writer's transaction, and both in one. As functions they are planned once a session instead of
+-- once a batch, and a batch is one or two exchanges with the server however many rows it has. A later schema adds
+-- functions beside them.
 
 -- Bound this transaction, take its locks in the order that everybody keeps, and read what it asks for.
 CREATE FUNCTION endstop.begin_batch(
     space integer, alone boolean, lock_ms text, statement_ms text, idle_ms text, asked jsonb, OUT held jsonb,
     OUT controls_last bigint, OUT controls_many bigint, OUT operations jsonb
-) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+) LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     names text[] := ARRAY(SELECT jsonb_array_elements_text(asked -> 'names'));
     run_ids text[] := ARRAY(SELECT jsonb_array_elements_text(asked -> 'runs'));
@@ -287,19 +293,21 @@ BEGIN
         SELECT jsonb_agg(jsonb_build_array(
             operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence,
             effect, created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind,
-            encode(result, 'hex'), result_digest, reason
+            encode(result, 'hex'), result_digest, reason, extra
         )) INTO operations FROM endstop.operation WHERE operation_id = ANY (operation_ids);
     END IF;
 END
 $$;
 
 -- Write what a batch has made, each row over exactly the version that was read; ES001 when one is another by now.
-CREATE FUNCTION endstop.save_batch(by_writer text, new_number bigint, new_stamp text, batch jsonb) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+CREATE FUNCTION endstop.save_batch(by_writer text, new_number bigint, new_stamp text, batch jsonb) RETURNS void LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     got bigint;
+    ids bigint[];
 BEGIN
-    -- 1. Runs.
+    -- 1. Runs; those that were not locked before are locked by being written.
     IF batch ? 'new_runs' THEN
         INSERT INTO endstop.run (
             run_id, agent, labels, spec, policy_digest, run_key, created_at_us, state, generation, limits, owners,
@@ -319,6 +327,19 @@ BEGIN
             run_id text, next_seq bigint, updated_at_us bigint, evidence text
         ) ORDER BY run_id;
     END IF;
+    IF batch ? 'states' THEN
+        UPDATE endstop.run_state SET
+            stamp = new_stamp, next_seq = r.next_seq, updated_at_us = r.updated_at_us, evidence = r.evidence
+        FROM jsonb_to_recordset(batch -> 'states') AS r (
+            run_id text, next_seq bigint, updated_at_us bigint, evidence text, read_stamp text
+        )
+        WHERE run_state.run_id = r.run_id COLLATE "C"
+            AND (r.read_stamp IS NULL OR run_state.stamp = r.read_stamp COLLATE "C");
+        GET DIAGNOSTICS got = ROW_COUNT;
+        IF got <> jsonb_array_length(batch -> 'states') THEN
+            RAISE EXCEPTION 'somebody worked on a run' USING ERRCODE = 'ES001';
+        END IF;
+    END IF;
     IF batch ? 'runs' THEN
         UPDATE endstop.run SET
             state = r.state, generation = r.generation, limits = r.limits, owners = r.owners, first_seq = r.first_seq,
@@ -330,17 +351,6 @@ BEGIN
         ) WHERE run.run_id = r.run_id COLLATE "C";
         GET DIAGNOSTICS got = ROW_COUNT;
         IF got <> jsonb_array_length(batch -> 'runs') THEN
-            RAISE EXCEPTION 'a run is gone' USING ERRCODE = 'ES001';
-        END IF;
-    END IF;
-    IF batch ? 'states' THEN
-        UPDATE endstop.run_state SET
-            stamp = new_stamp, next_seq = r.next_seq, updated_at_us = r.updated_at_us, evidence = r.evidence
-        FROM jsonb_to_recordset(batch -> 'states') AS r (
-            run_id text, next_seq bigint, updated_at_us bigint, evidence text
-        ) WHERE run_state.run_id = r.run_id COLLATE "C";
-        GET DIAGNOSTICS got = ROW_COUNT;
-        IF got <> jsonb_array_length(batch -> 'states') THEN
             RAISE EXCEPTION 'a run is gone' USING ERRCODE = 'ES001';
         END IF;
     END IF;
@@ -356,17 +366,17 @@ BEGIN
         INSERT INTO endstop.operation (
             operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence,
             effect, created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result,
-            result_digest, reason
+            result_digest, reason, extra
         )
         SELECT
             operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence,
             effect, created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind,
-            decode(result, 'hex'), result_digest, reason
+            decode(result, 'hex'), result_digest, reason, extra
         FROM jsonb_to_recordset(batch -> 'new_operations') AS r (
             operation_id text, tool text, key_digest text, fingerprint text, state text, run_id text,
             generation bigint, call_id text, owner_id text, attempt bigint, fence bigint, effect text,
             created_at_us bigint, dispatched_at_us bigint, settled_at_us bigint, not_before_us bigint, outcome text,
-            result_kind text, result text, result_digest text, reason text
+            result_kind text, result text, result_digest text, reason text, extra text
         ) ORDER BY operation_id COLLATE "C"
         ON CONFLICT (operation_id) DO NOTHING;
         GET DIAGNOSTICS got = ROW_COUNT;
@@ -381,13 +391,13 @@ BEGIN
             fence = r.fence, effect = r.effect, created_at_us = r.created_at_us, dispatched_at_us = r.dispatched_at_us,
             settled_at_us = r.settled_at_us, not_before_us = r.not_before_us, outcome = r.outcome,
             result_kind = r.result_kind, result = decode(r.result, 'hex'), result_digest = r.result_digest,
-            reason = r.reason
+            reason = r.reason, extra = r.extra
         FROM jsonb_to_recordset(batch -> 'operations') AS r (
             operation_id text, tool text, key_digest text, fingerprint text, state text, run_id text,
             generation bigint, call_id text, owner_id text, attempt bigint, fence bigint, effect text,
             created_at_us bigint, dispatched_at_us bigint, settled_at_us bigint, not_before_us bigint, outcome text,
-            result_kind text, result text, result_digest text, reason text, read_attempt bigint, read_fence bigint,
-            read_state text
+            result_kind text, result text, result_digest text, reason text, extra text, read_attempt bigint,
+            read_fence bigint, read_state text
         )
         WHERE operation.operation_id = r.operation_id COLLATE "C" AND operation.attempt = r.read_attempt
             AND operation.fence = r.read_fence AND operation.state = r.read_state COLLATE "C";
@@ -398,18 +408,19 @@ BEGIN
     END IF;
     -- 3. The ledger. Leaves keep their order, and wait for the sequencer.
     IF batch ? 'leaves' THEN
-        WITH fresh AS MATERIALIZED (
-            SELECT leaf, hash, n FROM ROWS FROM (
-                jsonb_to_recordset(batch -> 'leaves') AS (leaf text, hash text)
-            ) WITH ORDINALITY AS u (leaf, hash, n)
-        ), added AS (
-            INSERT INTO endstop.entry (leaf) SELECT leaf FROM fresh ORDER BY n RETURNING id, leaf
-        ), kept AS (
-            INSERT INTO endstop.input_digest (entry_id, hash)
-            SELECT added.id, fresh.hash FROM added JOIN fresh ON fresh.leaf = added.leaf COLLATE "C"
-            WHERE fresh.hash IS NOT NULL
+        WITH added AS (
+            INSERT INTO endstop.entry (leaf)
+            SELECT leaf FROM ROWS FROM (
+                jsonb_to_recordset(batch -> 'leaves') AS (leaf text)
+            ) WITH ORDINALITY AS u (leaf, n) ORDER BY n
+            RETURNING id
         )
-        INSERT INTO endstop.outbox (entry_ids) SELECT array_agg(id ORDER BY id) FROM added;
+        SELECT array_agg(id ORDER BY id) INTO ids FROM added;
+        INSERT INTO endstop.input_digest (entry_id, hash)
+        SELECT ids[n], hash FROM ROWS FROM (
+            jsonb_to_recordset(batch -> 'leaves') AS (hash text)
+        ) WITH ORDINALITY AS u (hash, n) WHERE hash IS NOT NULL;
+        INSERT INTO endstop.outbox (entry_ids) VALUES (ids);
     END IF;
     -- 4. What an operator wrote.
     IF batch ? 'specs' THEN
@@ -448,5 +459,33 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'writer % is unknown', by_writer USING ERRCODE = 'ES003';
     END IF;
+END
+$$;
+
+-- A whole transaction in one exchange, for a writer that has the newest version of everything in hand, or thinks so:
+-- lock as in `begin_batch`, refuse with ES001 when something is another by now, else write. Run as a statement of its
+-- own, so nothing is held while the client is away.
+CREATE FUNCTION endstop.commit_batch(
+    space integer, lock_ms text, statement_ms text, idle_ms text, asked jsonb, by_writer text, new_number bigint,
+    new_stamp text, batch jsonb
+) RETURNS void LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    found_held jsonb;
+    found_last bigint;
+    found_many bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'each statement must see what was committed before it' USING ERRCODE = 'ES004';
+    END IF;
+    SELECT held, controls_last, controls_many INTO found_held, found_last, found_many
+    FROM endstop.begin_batch(space, false, lock_ms, statement_ms, idle_ms, asked);
+    IF coalesce(found_held, '{}') <> asked -> 'stamps' OR found_last <> (asked ->> 'controls_last')::bigint
+        OR found_many <> (asked ->> 'controls_many')::bigint
+    THEN
+        RAISE EXCEPTION 'a run or an order is another by now' USING ERRCODE = 'ES001';
+    END IF;
+    PERFORM endstop.save_batch(by_writer, new_number, new_stamp, batch);
 END
 $$;

@@ -20,6 +20,13 @@ SELECT held, controls_last, controls_many, operations FROM endstop.begin_batch(
 SELECT endstop.save_batch(%(writer_id)s, %(batch_no)s, %(stamp)s, %(batch)s::jsonb);
 COMMIT;
 
+-- name: commit_batch
+-- Check, write and make durable what a batch has made, all at once.
+SELECT endstop.commit_batch(
+    %(space)s, %(lock_ms)s, %(statement_ms)s, %(idle_ms)s, %(asked)s::jsonb, %(writer_id)s, %(batch_no)s, %(stamp)s,
+    %(batch)s::jsonb
+);
+
 -- name: bound
 -- Make this transaction durable, and bound how long it may wait, work and idle; all of it ends with the transaction.
 SELECT
@@ -99,14 +106,16 @@ SELECT run_id, spec, created_at_us FROM endstop.spec WHERE run_id = %(run_id)s;
 -- Some operations.
 SELECT
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
 FROM endstop.operation WHERE operation_id = ANY (%(ids)s::text[]);
 
 -- name: operations
 -- Operations in some states or in all, oldest first.
 SELECT
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
 FROM endstop.operation
 WHERE %(states)s::text[] IS NULL OR state = ANY (%(states)s::text[])
 ORDER BY created_at_us, operation_id
@@ -116,7 +125,8 @@ LIMIT %(many)s;
 -- Operations in some states that are not final, oldest first.
 SELECT
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
 FROM endstop.operation
 WHERE state NOT IN ('COMMITTED', 'FAILED_FINAL', 'POISONED', 'CANCELLED', 'TOMBSTONE')
     AND state = ANY (%(states)s::text[])
@@ -127,7 +137,8 @@ LIMIT %(many)s;
 -- Operations of one run, in some states or in all, oldest first.
 SELECT
     operation_id, tool, key_digest, fingerprint, state, run_id, generation, call_id, owner_id, attempt, fence, effect,
-    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason
+    created_at_us, dispatched_at_us, settled_at_us, not_before_us, outcome, result_kind, result, result_digest, reason,
+    extra
 FROM endstop.operation
 WHERE run_id = %(run_id)s AND (%(states)s::text[] IS NULL OR state = ANY (%(states)s::text[]))
 ORDER BY created_at_us, operation_id
@@ -237,8 +248,11 @@ WHERE owner_id = ANY (%(owner_ids)s::text[]) OR lease_until < clock_timestamp() 
 SELECT lease_until > clock_timestamp() FROM endstop.worker WHERE owner_id = %(owner_id)s;
 
 -- name: has_store
--- Whether there is a store in this database.
-SELECT to_regclass('endstop.store') IS NOT NULL;
+-- Whether there is a store in this database, asked of the tables: a name looked up before may be remembered as missing.
+SELECT EXISTS (
+    SELECT FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = 'endstop' AND relname = 'store'
+);
 
 -- name: store
 -- What is known of the store itself.
