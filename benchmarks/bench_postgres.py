@@ -4,8 +4,9 @@
 
 The yardstick is the least that any durable guard must do: two commits an operation (an insert before, an update after)
 of one 300-byte row, with psycopg as it comes, from 32 threads with a connection each. Beside it 32 workers do guarded
-writes through one guard, in runs of 20 steps that are opened and completed: `threads` with `run.call`, `tasks` with
-`await run.acall` on one event loop. Rounds are interleaved and medians compared. Without --url a server of its own is started on loopback.
+writes through one guard, in runs of 20 steps, the default cap, that were opened before: `threads` with `run.call`,
+`tasks` with `await run.acall` on one event loop. Rounds are interleaved and medians compared. Without --url a server of
+its own is started on loopback.
 
 * `threads`, `tasks`: guarded writes a second over bare operations a second; higher is better.
 * `alone`: one worker beside one connection, milliseconds each; no target, it tells what a single call waits.
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 WORKERS = 32
 STEPS_A_RUN = 20
+OPERATIONS_A_SECOND_MAX = 6_000
 ROW_BYTES = 300
 TARGETS = {"threads": 0.5, "tasks": 0.5}
 SPEC = es.Spec(what_it_does="Updates rows.", what_it_does_not="Deletes none.", done_looks_like="All are ready.")
@@ -80,57 +82,69 @@ class Bare:
 
 
 class Guarded:
-    """The same work under the guard, in runs of 20 steps, the default cap: each is opened and completed."""
+    """The same work under the guard. A worker's runs are opened before the clock starts, and left after it stopped."""
 
     def __init__(self, url: str) -> None:
         self._guard = es.open(url, policy=POLICY)
         self._rounds = 0
 
     def many(self, seconds: float) -> float:
-        """Guarded writes a second, all threads together, each with a run of its own."""
-        self._rounds += 1
-        return in_threads(WORKERS, seconds, self._work)
+        """Guarded writes a second, all threads together."""
+        return self._threads(WORKERS, seconds)
 
     def alone(self, seconds: float) -> float:
         """Guarded writes a second in one thread."""
-        self._rounds += 1
-        return in_threads(1, seconds, self._work)
+        return self._threads(1, seconds)
 
     def tasks(self, seconds: float) -> float:
         """Guarded writes a second, all tasks of one event loop together."""
         self._rounds += 1
-        return asyncio.run(self._tasks(seconds))
+        with self._opened(WORKERS, seconds) as runs:
+            return asyncio.run(self._tasks(runs, seconds))
 
-    def _work(self, number: int, over: threading.Event) -> int:
-        done = 0
-        while not over.is_set():
-            with self._guard.run(SPEC) as run:
-                for _ in range(STEPS_A_RUN):
-                    row = f"{self._rounds}-{number}-{done}"
-                    run.call(update, {"row": row, "value": "ready"}, tool="row.update", call_id=row)
-                    done += 1
-                run.complete()
-        return done
+    @contextmanager
+    def _opened(self, workers: int, seconds: float) -> Iterator[list[list[es.Run]]]:
+        """More runs than each worker can use up."""
+        count = max(2, int(OPERATIONS_A_SECOND_MAX * seconds / workers / STEPS_A_RUN))
+        with ExitStack() as stack:
+            yield [[stack.enter_context(self._guard.run(SPEC)) for _ in range(count)] for _ in range(workers)]
 
-    async def _tasks(self, seconds: float) -> float:
+    def _threads(self, workers: int, seconds: float) -> float:
+        self._rounds += 1
+        with self._opened(workers, seconds) as runs:
+
+            def work(number: int, over: threading.Event) -> int:
+                done = 0
+                for run in runs[number]:
+                    for _ in range(STEPS_A_RUN):
+                        if over.is_set():
+                            return done
+                        row = f"{self._rounds}-{number}-{done}"
+                        run.call(update, {"row": row, "value": "ready"}, tool="row.update", call_id=row)
+                        done += 1
+                raise RuntimeError("too few runs were opened")
+
+            return in_threads(workers, seconds, work)
+
+    async def _tasks(self, runs: list[list[es.Run]], seconds: float) -> float:
         started = time.perf_counter()
-        done = await asyncio.gather(*(self._task(number, started + seconds) for number in range(WORKERS)))
+        done = await asyncio.gather(*(self._task(number, runs[number], started + seconds) for number in range(WORKERS)))
         return sum(done) / (time.perf_counter() - started)
 
-    async def _task(self, number: int, until: float) -> int:
+    async def _task(self, number: int, runs: list[es.Run], until: float) -> int:
         done = 0
 
         async def aupdate(row: str, value: str) -> dict[str, object]:
             return update(row, value)
 
-        while time.perf_counter() < until:
-            async with self._guard.run(SPEC) as run:
-                for _ in range(STEPS_A_RUN):
-                    row = f"{self._rounds}-{number}-{done}"
-                    await run.acall(aupdate, {"row": row, "value": "ready"}, tool="row.update", call_id=row)
-                    done += 1
-                run.complete()
-        return done
+        for run in runs:
+            for _ in range(STEPS_A_RUN):
+                if time.perf_counter() >= until:
+                    return done
+                row = f"{self._rounds}-{number}-{done}"
+                await run.acall(aupdate, {"row": row, "value": "ready"}, tool="row.update", call_id=row)
+                done += 1
+        raise RuntimeError("too few runs were opened")
 
     def close(self) -> None:
         self._guard.close()

@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -162,6 +163,41 @@ def _children_of(pid: int) -> list[int]:
     return found
 
 
+# When the tests are killed and cannot clean up, this does: it wakes when their end of the pipe is gone.
+_WATCH: Final = """
+import os, pathlib, shutil, signal, sys, time
+sys.stdin.buffer.read()
+folder = pathlib.Path(sys.argv[1])
+for name in ("data/postmaster.pid", "pid"):
+    try:
+        pid = int((folder / name).read_text().splitlines()[0])
+        if str(folder) in pathlib.Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGQUIT)
+    except (OSError, ValueError, IndexError):
+        pass
+for _ in range(50):
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():
+        break
+    time.sleep(0.1)
+"""
+
+
+class _Watch:
+    """Removes `folder`, and ends the server in it, even when this process is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WATCH, str(folder)], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def end(self) -> None:
+        """Do it now."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(START_S_MAX)
+
+
 # -- The server
 
 
@@ -177,6 +213,7 @@ class PostgresServer:
         self._names = itertools.count(1)
         self._spare: list[str] = []
         self._removed = False
+        self._watch = _Watch(folder)
         atexit.register(self.remove)
 
     @classmethod
@@ -309,7 +346,7 @@ class PostgresServer:
         self._removed = True
         atexit.unregister(self.remove)
         self.stop(signal.SIGQUIT)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._watch.end()
 
 
 # -- The pooler
@@ -320,8 +357,9 @@ class Pooler:
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path, port: int) -> None:
         self._process = process
-        self._folder = folder
         self.port = port
+        (folder / "pid").write_text(str(process.pid), encoding="ascii")
+        self._watch = _Watch(folder)
         atexit.register(self.remove)
 
     @classmethod
@@ -362,4 +400,4 @@ class Pooler:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._watch.end()

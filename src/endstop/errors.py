@@ -142,11 +142,20 @@ class NotAuthorisedError(EndstopError):
 
 
 class NotAppliedError(EndstopError):
-    """Raised by a tool as proof that its side effect did not happen, so that another attempt is safe."""
+    """Raised by a tool as proof that its side effect did not happen, so that another attempt is safe.
+
+    `final` says that the target would refuse every other attempt too: this one's answer is kept for ever. Without it,
+    `retry_after_ms` is the target's own wait before the next attempt, or None.
+    """
 
     code = "not_applied"
     acts = "agent"
     retryable = True
+
+    def __init__(self, message: str = "", *, final: bool = False, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.final = final
+        self.retry_after_ms = retry_after_ms
 
 
 class OperationError(EndstopError):

@@ -191,7 +191,7 @@ def test_a_complete_run_is_not_resumed(run_cli: Endstop, folder: Path) -> None:
 
 def test_reconcile_on_a_clean_store_finds_nothing(run_cli: Endstop, paused: str) -> None:
     answer = run_cli("reconcile", "--json")
-    assert (answer.code, answer.json) == (0, {"schema": "endstop/1", "interrupted": [], "in_doubt": []})
+    assert (answer.code, answer.json) == (0, {"schema": "endstop/1", "interrupted": [], "probes": [], "in_doubt": []})
     assert paused
 
 

@@ -118,8 +118,12 @@ def events_of(shape: Shape) -> list[Event]:
         if isinstance(answer, ToolResult):
             events.append(
                 TraceResult(
-                    call_id=call_id, value=answer.value, status=answer.status, error_class=answer.error_class,
-                    message=answer.message, progress_version=answer.progress_version,
+                    call_id=call_id,
+                    value=answer.value,
+                    status=answer.status,
+                    error_class=answer.error_class,
+                    message=answer.message,
+                    progress_version=answer.progress_version,
                 )
             )
         else:
@@ -174,15 +178,18 @@ def recordings(draw: st.DrawFn) -> list[Event]:
             error_class = draw(CLASSES)
             events.append(
                 TraceResult(
-                    call_id=one.call_id, value=draw(ANSWERS), error_class=error_class,
-                    message=None if error_class is None else "it failed", at_us=at_us,
+                    call_id=one.call_id,
+                    value=draw(ANSWERS),
+                    error_class=error_class,
+                    message=None if error_class is None else "it failed",
+                    at_us=at_us,
                 )
             )
     return events
 
 
 @given(recordings(), st.booleans(), st.booleans())
-def test_a_replay_stops_where_a_live_guard_does(events: list[Event], declared: bool, capped: bool) -> None:  # noqa: FBT001
+def test_a_replay_stops_where_a_live_guard_does(events: list[Event], declared: bool, capped: bool) -> None:
     limits = replace(NO_CAPS, steps_max=9, turns_max=6, tokens_max=9_000, wall_ms_max=12_000) if capped else NO_CAPS
     agrees(Policy(limits=limits, tools=DECLARED if declared else {}), events)
 
@@ -269,7 +276,12 @@ def test_waiting_for_a_person_is_no_running_time() -> None:
 
 
 def test_what_calls_took_is_the_time_where_there_is_no_other() -> None:
-    events: list[Event] = [call("a", 0), TraceResult(call_id="c0", took_ms=700), call("b", 1), TraceResult(call_id="c1")]
+    events: list[Event] = [
+        call("a", 0),
+        TraceResult(call_id="c0", took_ms=700),
+        call("b", 1),
+        TraceResult(call_id="c1"),
+    ]
     limits = replace(NO_CAPS, wall_ms_max=600)
     stop = replay(events, Policy(limits=limits)).stop
     assert stop is not None
@@ -381,5 +393,3 @@ def test_a_stop_names_the_calls_it_rests_on(make: Callable[[], Evidence]) -> Non
     assert stop is not None
     assert stop.reason is reason
     assert [mark.index for mark in stop.evidence] == marks
-
-

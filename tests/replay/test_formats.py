@@ -351,7 +351,14 @@ def _plain(path: Path) -> Path:
         path,
         [
             {"type": "user"},
-            {"tool": "search", "args": {"q": "x"}, "result": "nothing", "round": 1, "input_tokens": 90, "output_tokens": 10},
+            {
+                "tool": "search",
+                "args": {"q": "x"},
+                "result": "nothing",
+                "round": 1,
+                "input_tokens": 90,
+                "output_tokens": 10,
+            },
             {"tool": "search", "args": _arguments("y"), "result": "found", "round": 1},
         ],
     )
@@ -369,12 +376,24 @@ def _exchange(messages: list[object], answer: object, *, packed: bool = False) -
 def _cassette(path: Path) -> Path:
     def asked(call_id: str, query: str) -> dict[str, object]:
         function = {"name": "search", "arguments": _arguments(query)}
-        return {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+        }
 
     user = {"role": "user", "content": "It's\n\n a: 'test' # not a comment"}
     first = {"choices": [{"message": asked("c1", "x")}], "usage": {"prompt_tokens": 45, "completion_tokens": 5}}
     pieces = [
-        {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": "c2", "function": {"name": "search", "arguments": '{"q"'}}]}}]},
+        {
+            "choices": [
+                {
+                    "delta": {
+                        "tool_calls": [{"index": 0, "id": "c2", "function": {"name": "search", "arguments": '{"q"'}}]
+                    }
+                }
+            ]
+        },
         {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": ': "y"}'}}]}}]},
         {"choices": [], "usage": {"prompt_tokens": 45, "completion_tokens": 5}},
     ]
@@ -551,7 +570,10 @@ def test_interleaved_runs_of_plain_lines_are_kept_apart(tmp_path: Path) -> None:
         [{"run": f"r{n % 2}", "tool": "look", "args": {"n": n % 2}, "result": n % 2} for n in range(6)],
     )
     found = read(path)
-    assert sorted((run.run_id, sum(isinstance(e, TraceCall) for e in run.events)) for run in found.runs) == [("r0", 3), ("r1", 3)]
+    assert sorted((run.run_id, sum(isinstance(e, TraceCall) for e in run.events)) for run in found.runs) == [
+        ("r0", 3),
+        ("r1", 3),
+    ]
 
 
 def test_plain_lines_carry_everything_the_guard_can_use(tmp_path: Path) -> None:

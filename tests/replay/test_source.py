@@ -82,7 +82,7 @@ def test_a_document_is_told_from_lines(tmp_path: Path) -> None:
 
 def test_a_document_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_bytes(json.dumps([{"a": 1}, {"b": [1, 2]}, {"c": "text, with ] and \" in it"}], indent=1).encode()[:-8])
+    path.write_bytes(json.dumps([{"a": 1}, {"b": [1, 2]}, {"c": 'text, with ] and " in it'}], indent=1).encode()[:-8])
     found, skipped = records(path)
     assert found == [{"a": 1}, {"b": [1, 2]}]
     assert skipped == {"document breaks off: read up to there": 1}
@@ -91,7 +91,7 @@ def test_a_document_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
 def test_a_long_array_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_module, "DOCUMENT_BYTES_MAX", 4_000)
     path = tmp_path / "a.json"
-    path.write_text(json.dumps([{"n": n, "text": "a \\ b \" ]"} for n in range(500)], indent=1))
+    path.write_text(json.dumps([{"n": n, "text": 'a \\ b " ]'} for n in range(500)], indent=1))
     source = Source(path)
     assert source.document is None
     found = list(source.records(Skips()))
@@ -107,7 +107,7 @@ def test_splitting_an_array_gives_its_elements(values: list[object], indent: int
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
 def test_splitting_does_not_depend_on_where_the_chunks_end(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_module, "CHUNK_BYTES", chunk)
-    values = [{"a": "x\\\"y, ]"}, [1, [2, {}]], "s", 4, {"deep": [[["]"]]]}]
+    values = [{"a": 'x\\"y, ]'}, [1, [2, {}]], "s", 4, {"deep": [[["]"]]]}]
     assert [json.loads(part) for part in split_array(io.BytesIO(json.dumps(values).encode()))] == values
 
 

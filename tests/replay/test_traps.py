@@ -66,8 +66,12 @@ def test_the_calls_of_one_message_are_one_round_and_answers_may_come_in_any_orde
     found = read(
         lines(
             tmp_path / "s.jsonl",
-            [said(1, "m1", [use("c1", path="a")]), said(1, "m1", [use("c2", path="b")]), answer(2, "c2", "B"),
-             answer(3, "c1", "A")],
+            [
+                said(1, "m1", [use("c1", path="a")]),
+                said(1, "m1", [use("c2", path="b")]),
+                answer(2, "c2", "B"),
+                answer(3, "c1", "A"),
+            ],
         )  # fmt: skip
     )
     calls = list(paired(found.run))
@@ -89,9 +93,15 @@ def test_comments_and_records_that_are_no_messages_stand_between(tmp_path: Path)
     found = read(
         lines(
             tmp_path / "s.jsonl",
-            ["// Source: somewhere", {"type": "summary", "summary": "x", "leafUuid": "l"}, said(1, "m1", [use("c1")]),
-             {"type": "progress", "data": {}, "uuid": "x"}, {"type": "file-history-snapshot", "snapshot": {}},
-             {"type": "brand-new-kind"}, answer(2, "c1", "ok")],
+            [
+                "// Source: somewhere",
+                {"type": "summary", "summary": "x", "leafUuid": "l"},
+                said(1, "m1", [use("c1")]),
+                {"type": "progress", "data": {}, "uuid": "x"},
+                {"type": "file-history-snapshot", "snapshot": {}},
+                {"type": "brand-new-kind"},
+                answer(2, "c1", "ok"),
+            ],
         )  # fmt: skip
     )
     assert len(found.calls()) == 1
@@ -168,7 +178,8 @@ def counted(total: int, last: int) -> dict[str, object]:
         return {"input_tokens": size - 10, "cached_input_tokens": 5, "output_tokens": 10, "total_tokens": size}
 
     return codex(
-        "event_msg", {"type": "token_count", "info": {"total_token_usage": usage(total), "last_token_usage": usage(last)}}
+        "event_msg",
+        {"type": "token_count", "info": {"total_token_usage": usage(total), "last_token_usage": usage(last)}},
     )
 
 
@@ -189,9 +200,18 @@ def test_running_totals_are_taken_by_their_difference(tmp_path: Path) -> None:
     found = read(
         lines(
             tmp_path / "r.jsonl",
-            [codex("session_meta", {"id": "x"}), codex("event_msg", {"type": "user_message", "message": "go"}),
-             counted(100, 100), *shell("c1"), output("c1", "a"), counted(100, 100), counted(250, 150), *shell("c2"),
-             output("c2", "b"), counted(400, 150)],
+            [
+                codex("session_meta", {"id": "x"}),
+                codex("event_msg", {"type": "user_message", "message": "go"}),
+                counted(100, 100),
+                *shell("c1"),
+                output("c1", "a"),
+                counted(100, 100),
+                counted(250, 150),
+                *shell("c2"),
+                output("c2", "b"),
+                counted(400, 150),
+            ],
         )  # fmt: skip
     )
     assert found.format == "codex"
@@ -203,7 +223,13 @@ def test_an_exit_code_is_a_failure_only_with_words(tmp_path: Path) -> None:
     found = read(
         lines(
             tmp_path / "r.jsonl",
-            [codex("session_meta", {"id": "x"}), *shell("c1"), output("c1", "no such file", 2), *shell("c2"), output("c2", "", 1)],
+            [
+                codex("session_meta", {"id": "x"}),
+                *shell("c1"),
+                output("c1", "no such file", 2),
+                *shell("c2"),
+                output("c2", "", 1),
+            ],
         )
     )
     results = [event for event in found.run.events if isinstance(event, TraceResult)]
@@ -221,7 +247,10 @@ def test_newer_shell_output_loses_its_head(tmp_path: Path) -> None:
 def test_cumulative_statistics_of_several_models_are_taken_by_their_growth(tmp_path: Path) -> None:
     def stats(main: int, other: int, cost: float) -> dict[str, object]:
         def metrics(tokens: int, dollars: float) -> dict[str, object]:
-            return {"accumulated_cost": dollars, "accumulated_token_usage": {"prompt_tokens": tokens, "completion_tokens": 0}}
+            return {
+                "accumulated_cost": dollars,
+                "accumulated_token_usage": {"prompt_tokens": tokens, "completion_tokens": 0},
+            }
 
         value = {"usage_to_metrics": {"default": metrics(main, cost), "condenser": metrics(other, 0.0)}}
         return {"kind": "ConversationStateUpdateEvent", "key": "stats", "value": value}

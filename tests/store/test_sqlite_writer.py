@@ -207,7 +207,7 @@ def test_a_fence_that_went_back_behind_the_transaction_is_a_bug_that_writes_noth
     """The table's own check stands behind that of the step."""
     step = WriteOperation(run_id="a", now_us=1, record=operation("op", "a", fence=5), expected_fence=0)
     store.transact_now(step)
-    monkeypatch.setattr("endstop.store.transact._check_fences", lambda work, txn: None)
+    monkeypatch.setattr("endstop.store.transact._check_fences", lambda *_: None)
     before = entries_of(store)
     with pytest.raises(InvariantError, match="at their fence"):
         store.transact_now(WriteOperation(run_id="a", now_us=1, record=operation("op", "a", fence=3), expected_fence=2))

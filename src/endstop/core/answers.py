@@ -74,9 +74,12 @@ def failure_of(error: Exception, effect: Effect) -> tuple[ToolResult[object], bo
     message = f"{type(error).__name__}: {error}"[:MESSAGE_CHARS_MAX]
     owned = effect in (Effect.WRITE, Effect.UNKNOWN)
     if isinstance(error, NotAppliedError):
+        wait_ms = None if error.final else error.retry_after_ms
+        refused = ErrorClass.TOOL_FAILED if wait_ms is None else ErrorClass.RATE_LIMIT
         result: ToolResult[object] = ToolResult(
-            status=Status.RETRYABLE, error_class=ErrorClass.TOOL_FAILED, message=message, side_effect_committed=False
-        )
+            status=Status.RETRYABLE, error_class=ErrorClass.DENIED if error.final else refused, message=message,
+            retry_after_ms=wait_ms, side_effect_committed=False,
+        )  # fmt: skip
         return result, False
     if isinstance(error, PermissionError):
         return ToolResult(status=Status.PERMISSION_DENIED, error_class=ErrorClass.AUTH, message=message), owned

@@ -21,6 +21,7 @@ import hmac
 import json
 import math
 import unicodedata
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -47,6 +48,7 @@ BYTES_MAX: Final = 4 * 1024 * 1024
 DEPTH_MAX: Final = 64
 DIGEST_HEX: Final = 32
 _FLAT_BYTES: Final = 2 * DEPTH_MAX  # what is shorter cannot be too deep: every level opens and closes
+_KEYS_HELD_MAX: Final = 64
 _KEYED_TAG: Final = "$endstop"
 _SIMPLE: Final = frozenset({str, int, bool, type(None)})
 _OPTIONS: Final = (
@@ -89,8 +91,16 @@ def plain_value(value: object) -> object:
 def digest(data: bytes, key: bytes = b"") -> str:
     """A 128-bit digest of `data` as 32 hex digits: HMAC-SHA-256 under `key`, or SHA-256 without one (both cut)."""
     if key:
-        return hmac.digest(key, data, "sha256").hex()[:DIGEST_HEX]
+        mac = _hmac_of(key).copy()
+        mac.update(data)
+        return mac.hexdigest()[:DIGEST_HEX]
     return hashlib.sha256(data).hexdigest()[:DIGEST_HEX]
+
+
+@lru_cache(maxsize=_KEYS_HELD_MAX)
+def _hmac_of(key: bytes) -> hmac.HMAC:
+    """An HMAC under `key` that has read nothing: to set one up takes longer than to read a short text."""
+    return hmac.new(key, digestmod="sha256")
 
 
 def digest_of(domain: str, *parts: object, key: bytes = b"") -> str:

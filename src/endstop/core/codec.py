@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 from dataclasses import asdict, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -35,6 +36,8 @@ RESULT_BYTES_MAX: Final = 64 * 1024
 OUTPUT_BYTES_MAX: Final = BYTES_MAX
 _BYTES_MARK: Final = b'{"$endstop":"bytes",'
 _OPTIONS: Final = orjson.OPT_SORT_KEYS
+_RESULT_NAMES: Final = tuple(item.name for item in fields(ToolResult) if item.name != "replayed")
+_result_values = attrgetter(*_RESULT_NAMES)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -90,10 +93,9 @@ def result_from(data: bytes | None) -> ToolResult[object]:
 
 def _result_fields(result: ToolResult[object]) -> Json:
     """What is set of a result. `False` says nothing in a flag, and everything in a value."""
-    found = {item.name: getattr(result, item.name) for item in fields(result) if item.name != "replayed"}
     return {
         name: value
-        for name, value in found.items()
+        for name, value in zip(_RESULT_NAMES, _result_values(result), strict=True)
         if value is not None and (value is not False or name in ("value", "side_effect_committed"))
     }
 
@@ -252,6 +254,10 @@ def operation_json(operation: OperationRecord) -> Json:
         "outcome": operation.outcome,
         "result_kind": operation.result_kind,
         "reason": operation.reason,
+        "settled_by": operation.settled_by,
+        "receipt": operation.receipt,
+        "probe_count": operation.probe_count,
+        "probe_not_before": rfc3339(operation.probe_not_before_us or None),
     }
 
 

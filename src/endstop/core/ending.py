@@ -12,7 +12,7 @@ from endstop.core.events import Verdict
 from endstop.core.messages import message_of
 from endstop.core.model import MESSAGE_CHARS_MAX, NO_DETAIL, Detail
 from endstop.core.propose import argument_note
-from endstop.core.reasons import ENDINGS, Action, Reason
+from endstop.core.reasons import ENDINGS, Action, Reason, RunState
 from endstop.core.transitions import OperationState, RunEvent, run_next
 from endstop.errors import InvariantError
 
@@ -136,21 +136,26 @@ def _event(reason: Reason) -> RunEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftBehind:
-    """What a worker of an earlier generation is told: a verdict and an end of its own, which is stored nowhere."""
+    """What a worker that is inside no longer is told: a verdict, and the end of its own stretch of the run."""
 
     verdict: Verdict
     envelope: Envelope
 
 
 _LEFT_BEHIND: Final = Verdict(action=Action.STOP, reason=Reason.OPERATOR_CANCELLED_LOOP, guard="generation")
+_TAKEN_FOR_DEAD: Final = Verdict(action=Action.STOP, reason=Reason.CRASHED, guard="recovery")
 
 
 def left_behind(txn: RunTransaction, generation: int | None, now_us: int) -> LeftBehind | None:
-    """The end of a worker that entered the run in `generation`, when the run has gone on in a later one without it.
+    """The end of a worker that entered the run in `generation` and is inside no longer, else None.
 
-    A worker that slept through a stop and a resume must not act on what it knew before.
+    A worker that slept through a stop and a resume must not act on what it knew before; its end is stored nowhere. An
+    interrupted run has nobody inside: who goes on in it was taken for dead, and its end is the stored one. Both must
+    join the run again.
     """
     if generation is None or generation >= txn.generation:
+        if txn.state is RunState.INTERRUPTED and txn.envelope is not None:
+            return LeftBehind(verdict=_TAKEN_FOR_DEAD, envelope=txn.envelope)
         return None
     envelope = Envelope(
         run_id=txn.run_id,

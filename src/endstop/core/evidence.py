@@ -36,6 +36,7 @@ __all__ = [
     "RUNGS_MAX",
     "SOURCES_MAX",
     "STREAKS_MAX",
+    "TURNS_CHARGED_MAX",
     "TURNS_OPEN_MAX",
     "VERSIONS_MAX",
     "WAITS_MAX",
@@ -59,6 +60,7 @@ POLLS_MAX: Final = 32
 WAITS_MAX: Final = 32
 PENDING_MAX: Final = 64
 TURNS_OPEN_MAX: Final = 32
+TURNS_CHARGED_MAX: Final = 32
 ROUNDS_MAX: Final = 8
 ROUND_CALLS_MAX: Final = 64  # calls of all remembered rounds
 ANSWERED_MAX: Final = 32
@@ -68,7 +70,7 @@ ANSWER_CHARS_KEPT: Final = 16
 ENDED_CHARS_MAX: Final = 500
 NEEDS_CHANGE: Final = -1
 PACKED_BYTES_MAX: Final = 64 * 1024
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 def call_symbol(name: str) -> int:
@@ -175,6 +177,8 @@ class Evidence:
     # -- in flight: calls by id, and turns by id with (tokens held, nanos held)
     pending: dict[str, Pending] = field(default_factory=dict)
     turns_open: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # -- turns whose hold was posted because nobody was expected to report them, with (tokens, nanos) that were posted
+    turns_charged: dict[str, tuple[int, int]] = field(default_factory=dict)
     # -- keys that the ledger already answered in this generation
     answered: list[str] = field(default_factory=list)
 
@@ -255,6 +259,7 @@ def _restore(evidence: Evidence) -> None:
         name: {call: (item[0], item[1]) for call, item in calls.items()} for name, calls in evidence.rounds.items()
     }
     evidence.turns_open = {name: (item[0], item[1]) for name, item in evidence.turns_open.items()}
+    evidence.turns_charged = {name: (item[0], item[1]) for name, item in evidence.turns_charged.items()}
     raw_pending: dict[str, object] = dict(evidence.pending)
     evidence.pending = {name: Pending(*_sequence(item)) for name, item in raw_pending.items()}
     if evidence.last is not None:

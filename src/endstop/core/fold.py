@@ -1,4 +1,4 @@
-"""How each event of a run changes its evidence. The only code that does.
+"""How each event of a run changes its evidence. The only code that does, with `fold_turns` for model calls.
 
 Every function here takes the evidence and one event and returns nothing. The same functions run when a live call
 passes and when a ledger is folded back, so that folding the entries gives the stored state. Rule: an event carries
@@ -24,7 +24,6 @@ from endstop.core.evidence import (
     RUNGS_MAX,
     SOURCES_MAX,
     STREAKS_MAX,
-    TURNS_OPEN_MAX,
     VERSIONS_MAX,
     WAITS_MAX,
     LastAnswer,
@@ -33,13 +32,14 @@ from endstop.core.evidence import (
     kept_version,
     short_name,
 )
+from endstop.core.fold_turns import turn_charged, turn_excess, turn_let_through, turn_settled, turns_charged
 from endstop.core.reasons import Action, Effect, Reason
 from endstop.errors import InvariantError
 
 if TYPE_CHECKING:
-    from endstop.core.events import Observation, Proposal, TurnProposal, Verdict
+    from endstop.core.events import Observation, Proposal, Verdict
     from endstop.core.evidence import Evidence
-    from endstop.core.model import Usage, Version
+    from endstop.core.model import Version
     from endstop.core.policy import Limits
 
 __all__ = [
@@ -60,8 +60,11 @@ __all__ = [
     "seed_version",
     "settled",
     "started",
+    "turn_charged",
+    "turn_excess",
     "turn_let_through",
     "turn_settled",
+    "turns_charged",
     "user_input",
 ]
 
@@ -161,34 +164,7 @@ def abandoned(evidence: Evidence, call_id: str) -> None:
     evidence.pending.pop(call_id, None)
 
 
-# -- Turns, handoffs, children
-
-
-def turn_let_through(evidence: Evidence, proposal: TurnProposal) -> None:
-    """A model call may leave: the turn counts, and its worst case is held."""
-    if len(evidence.turns_open) >= TURNS_OPEN_MAX:
-        msg = f"more than {TURNS_OPEN_MAX} model calls of one run are in flight"
-        raise InvariantError(msg)
-    evidence.turns += 1
-    if proposal.is_retry:
-        evidence.retries += 1
-    held = (proposal.tokens_bound or 0, proposal.nanos_bound or 0)
-    evidence.turns_open[short_name(proposal.call_id)] = held
-    evidence.held_tokens += held[0]
-    evidence.held_nanos += held[1]
-
-
-def turn_settled(evidence: Evidence, call_id: str, usage: Usage, spend_nanos: int) -> None:
-    """A model call has ended: the hold is given back, what it used is posted."""
-    tokens, nanos = evidence.turns_open.pop(short_name(call_id), (0, 0))
-    evidence.held_tokens -= tokens
-    evidence.held_nanos -= nanos
-    evidence.input_tokens += usage.input_tokens
-    evidence.output_tokens += usage.output_tokens
-    evidence.cache_read_tokens += usage.cache_read_tokens
-    evidence.cache_write_tokens += usage.cache_write_tokens
-    evidence.reasoning_tokens += usage.reasoning_tokens
-    evidence.spend_nanos += spend_nanos
+# -- Handoffs, children
 
 
 def handed_off(evidence: Evidence, proposal: Proposal, verdict: Verdict, limits: Limits) -> None:
@@ -237,9 +213,7 @@ def resumed(evidence: Evidence, now_us: int) -> None:
     evidence.ended = None
     evidence.ended_message = ""
     evidence.pending.clear()
-    evidence.turns_open.clear()
-    evidence.held_tokens = 0
-    evidence.held_nanos = 0
+    turns_charged(evidence)
     evidence.rounds.clear()
     evidence.answered.clear()
     evidence.waits.clear()
@@ -253,9 +227,7 @@ def reentered(evidence: Evidence) -> None:
     evidence.generation += 1
     evidence.answered.clear()
     evidence.pending.clear()
-    evidence.turns_open.clear()
-    evidence.held_tokens = 0
-    evidence.held_nanos = 0
+    turns_charged(evidence)
 
 
 def user_input(evidence: Evidence) -> None:

@@ -17,13 +17,15 @@ from endstop.core.canonical import digest
 from endstop.core.codec import result_data
 from endstop.core.entries import safe_name
 from endstop.core.probing import Exclusion
+from endstop.core.records import OperationRecord
+from endstop.core.slots import changer
 from endstop.core.transitions import OperationEvent, OperationState, operation_next
 from endstop.errors import InvariantError, StoreCorruptError
 
 if TYPE_CHECKING:
     from endstop.core.model import ToolResult
     from endstop.core.operation_terms import OperationTerms
-    from endstop.core.records import OperationRecord, RunTransaction
+    from endstop.core.records import RunTransaction
 
 __all__ = [
     "OUTCOMES", "check_result", "exhaust", "may_go_again", "note_operation", "rearmed", "result_digest",
@@ -39,6 +41,7 @@ OUTCOMES: Final = {
 _OPEN: Final = (OperationState.EXECUTING, OperationState.UNKNOWN, OperationState.MANUAL)
 _APPLIED: Final = OperationEvent.APPLIED
 _LOST: Final = OperationEvent.LOST
+_changed: Final = changer(OperationRecord)
 
 
 def note_operation(
@@ -80,13 +83,15 @@ def check_result(record: OperationRecord, key: bytes) -> None:
 
 
 def with_result(
-    record: OperationRecord, event: OperationEvent, now_us: int, data: bytes | None, kind: str, key: bytes
-) -> OperationRecord:
+    record: OperationRecord, event: OperationEvent, now_us: int, data: bytes | None, kind: str, key: bytes,
+    not_before_us: int | None = None,
+) -> OperationRecord:  # fmt: skip
     """`record` after `event`, with the outcome and the result that came with it."""
     state = operation_next(record.state, event)
-    return replace(
+    return _changed(
         record, state=state, settled_at_us=now_us, outcome=OUTCOMES[event], result=data, result_kind=kind,
         result_digest=result_digest(data, key), probe_until_us=0, args=record.args if event is _LOST else None,
+        not_before_us=record.not_before_us if not_before_us is None else not_before_us,
     )  # fmt: skip
 
 
@@ -113,10 +118,8 @@ def settle_attempt(
             return True
         data, kind = result_data(result) if event is not _LOST else (None, "none")
         wait_ms = result.retry_after_ms or 0
-        record = replace(
-            with_result(stored, event, now_us, data, kind, key),
-            not_before_us=now_us + wait_ms * 1_000 if wait_ms else 0,
-        )
+        not_before_us = now_us + wait_ms * 1_000 if wait_ms else 0
+        record = with_result(stored, event, now_us, data, kind, key, not_before_us)
         if stored.state is not OperationState.EXECUTING:
             note_operation(txn, now_us, stored, record, "late_result", actor=actor)
         txn.put_operation(record, stored.fence)

@@ -160,7 +160,8 @@ def _settle(request: CallRequest, stage: _Stage, outcome: _Outcome) -> Flow[Call
     step = SettleCall(
         run_id=request.run_id, now_us=request.now_us(), policy=request.policy, tool=request.tool,
         proposal=request.proposal, measured=outcome.measured, result=outcome.result, operation=stage.operation,
-        took_us=outcome.took_us, lost=outcome.lost, result_key=request.store_key, actor=request.actor,
+        generation=request.generation, took_us=outcome.took_us, lost=outcome.lost, result_key=request.store_key,
+        actor=request.actor,
     )  # fmt: skip
     try:
         settled = yield from perform(Transact(step=step))

@@ -68,6 +68,8 @@ def fold_entry(evidence: Evidence, entry: Entry, limits: Limits, owners: set[str
             fold.abandoned(evidence, str(entry.get("call", "")))
         case "turn_intent":
             fold.turn_let_through(evidence, _turn_proposal(entry))
+        case "turn" if "charged" in entry:
+            fold.turn_charged(evidence, str(entry["call"]))
         case "turn":
             fold.turn_settled(evidence, str(entry["call"]), _usage(entry), _int(entry, "nanos"))
         case "handoff":

@@ -6,14 +6,18 @@ then on it is a record like any other. Both halves stand in one function, next t
 
     made = OPEN_PROPOSAL(tool=..., ...)
     return sealed(made, Proposal)
+
+A `changer` does the same for a record of which few fields change.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass
+from operator import attrgetter
 from typing import TypeVar, cast
 
-__all__ = ["filled_by_slot", "open_twin", "sealed"]
+__all__ = ["changer", "filled_by_slot", "open_twin", "sealed"]
 
 R = TypeVar("R")
 
@@ -31,6 +35,22 @@ def sealed(made: R, record: type[R]) -> R:
     """`made`, as the frozen record that it stands for."""
     made.__class__ = record
     return made
+
+
+def changer(record: type[R]) -> Callable[..., R]:
+    """`dataclasses.replace` for the records of one class, which has no `__post_init__`: a third of its time."""
+    names = [item.name for item in fields(record)]  # type: ignore[arg-type]  # any dataclass, as in `open_twin`
+    places = {name: place for place, name in enumerate(names)}
+    values_of = attrgetter(*names)
+    twin = cast("Callable[..., R]", make_dataclass(record.__name__, names, slots=True))
+
+    def changed(before: R, **given: object) -> R:
+        values = list(values_of(before))
+        for name, value in given.items():
+            values[places[name]] = value
+        return sealed(twin(*values), record)
+
+    return changed
 
 
 def filled_by_slot(record: type[R]) -> type[R]:

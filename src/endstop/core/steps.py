@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from endstop.core import fold, loops
 from endstop.core.canonical import digest
@@ -23,6 +23,7 @@ from endstop.core.operation_rules import OUTCOMES, exhaust, may_go_again, note_o
 from endstop.core.operation_terms import DEFAULT_TERMS, OperationTerms
 from endstop.core.reasons import Action, ErrorClass, Reason, Status
 from endstop.core.records import OperationRecord, RunTransaction
+from endstop.core.slots import open_twin, sealed
 from endstop.core.transitions import OperationEvent, OperationState, operation_next
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ __all__ = [
 ]  # fmt: skip
 
 A = TypeVar("A")
+_OPEN_RECORD: Final = open_twin(OperationRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +140,13 @@ class ReserveCall(Step[CallReserved]):
             before = rearmed(txn, old, self.now_us, actor=self.actor)
         state = operation_next(before, OperationEvent.DISPATCH)
         if old is None:
-            record = OperationRecord(
+            made = _OPEN_RECORD(
                 operation_id=self.operation_id or "", tool=proposal.tool, key_digest=proposal.key_digest,
                 fingerprint=proposal.operation_fingerprint, state=state, run_id=txn.run_id, generation=txn.generation,
                 call_id=proposal.call_id, owner_id=self.owner_id, effect=proposal.effect.value,
                 created_at_us=self.now_us, dispatched_at_us=self.now_us, args=self.terms.kept_args,
             )  # fmt: skip
+            record = sealed(made, OperationRecord)
             txn.put_operation(record, 0)
             return record
         record = replace(
@@ -221,7 +224,10 @@ class CallSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleCall(Step[CallSettled]):
-    """A tool call has an outcome: the operation's, the evidence, the entry, and the decision that follows."""
+    """A tool call has an outcome: the operation's, the evidence, the entry, and the decision that follows.
+
+    `generation` as in ReserveCall: the outcome of a worker that is inside no longer ends nothing.
+    """
 
     policy: Policy
     tool: ToolPolicy
@@ -229,6 +235,7 @@ class SettleCall(Step[CallSettled]):
     measured: Measured
     result: ToolResult[object] = field(repr=False)
     operation: OperationRecord | None = None
+    generation: int | None = None
     took_us: int = 0
     lost: bool = False
     result_key: bytes = field(default=b"", repr=False)
@@ -240,8 +247,11 @@ class SettleCall(Step[CallSettled]):
         return None if self.operation is None else self.operation.operation_id
 
     def apply(self, txn: RunTransaction) -> CallSettled:
-        """Settle and judge. A late outcome on an ended run is recorded and judges nothing."""
+        """Settle and judge. A late outcome, on a run that has ended or gone on without this worker, is recorded and
+        judges nothing."""
         evidence, policy = txn.evidence, txn.effective(self.policy)
+        stale = left_behind(txn, self.generation, self.now_us)
+        late = stale is not None or evidence.ended is not None
         accepted = True
         # 1. The operation, by compare-and-set on attempt, fence and state.
         if self.operation is not None:
@@ -254,16 +264,12 @@ class SettleCall(Step[CallSettled]):
         fold.settled(evidence, seen, policy.limits, self.now_us)
         txn.evidence_changed = True
         # 3. What follows; the entry carries the rung that it climbed.
-        verdict = (
-            loops.after(policy, evidence, seen, self.tool)
-            if evidence.ended is None
-            else Verdict(action=Action.STOP, guard="latch")
-        )
+        verdict = Verdict(action=Action.STOP, guard="latch") if late else loops.after(policy, evidence, seen, self.tool)
         fold.climbed_after(evidence, verdict)
         _note_result(txn, seen, self, verdict, accepted=accepted)
-        # 4. A late outcome on an ended run changes its end no more.
-        envelope = txn.envelope
-        if verdict.action is Action.STOP and evidence.ended is None:
+        # 4. A late outcome changes no end.
+        envelope = txn.envelope if stale is None else stale.envelope
+        if verdict.action is Action.STOP and not late:
             if verdict.reason is Reason.COMPLETE:
                 txn.output = output_text(self.result.value)
             # A tool's words are data and stay out of the envelope, but for those that it addresses to a person.
@@ -283,7 +289,7 @@ def operation_event(result: ToolResult[object]) -> OperationEvent:
     if result.error_class is ErrorClass.OUTCOME_UNKNOWN:
         return OperationEvent.LOST
     if committed is False:
-        return OperationEvent.NOT_APPLIED
+        return OperationEvent.REFUSED if result.error_class is ErrorClass.DENIED else OperationEvent.NOT_APPLIED
     if not result.failed:
         return OperationEvent.APPLIED
     if result.error_class in (ErrorClass.TIMEOUT, ErrorClass.OUTAGE):

@@ -11,10 +11,10 @@ from endstop.core.ending import end_run, left_behind
 from endstop.core.entries import safe_name
 from endstop.core.events import NO_CONTROLS, Verdict
 from endstop.core.evidence import Evidence
-from endstop.core.model import Usage
 from endstop.core.reasons import CAP_REASONS, LIMIT_OF_REASON, Action, Change, Reason, RunState
 from endstop.core.records import CheckpointRecord, OperationRecord, RunTransaction
 from endstop.core.steps import Step, version_symbol
+from endstop.core.steps_turn import charge_turns
 from endstop.core.transitions import OperationEvent, OperationState, RunEvent, operation_next, run_next
 from endstop.errors import PolicyInvalidError, ResumeRefusedError, RunJoinError
 
@@ -84,6 +84,7 @@ class JoinRun(Step[Joined]):
             # Nobody was inside: this is a restart, so what was committed before is answered from the ledger. A
             # generation that a resume has just opened and nobody has entered is the one that we enter.
             if not txn.owners and txn.next_seq != txn.first_seq + 1:
+                charge_turns(txn, self.now_us, "left_open")
                 txn.generation += 1
                 txn.envelope = None
                 txn.first_seq = txn.next_seq
@@ -145,7 +146,8 @@ class SaveCheckpoint(Step[int]):
 class CompleteRun(Step["Envelope"]):
     """The agent says that it is done: the run ends as complete, its output is kept for review.
 
-    A worker of an earlier `generation` than the run's own ends nothing; it gets an envelope that says so.
+    A worker of an earlier `generation` than the run's own, or one that was taken for dead, ends nothing; it gets an
+    envelope that says so.
     """
 
     output: str | None = None
@@ -167,7 +169,7 @@ class CompleteRun(Step["Envelope"]):
 class EndRun(Step["Envelope"]):
     """End the run for a reason from outside the guards: an operator, a framework's cap, a provider, a crash.
 
-    `generation` as in CompleteRun; an operator gives none.
+    `generation` as in CompleteRun; an operator gives none, and may end an interrupted run too.
     """
 
     reason: Reason
@@ -178,7 +180,7 @@ class EndRun(Step["Envelope"]):
 
     def apply(self, txn: RunTransaction) -> Envelope:
         """End the run; one that has ended keeps its envelope."""
-        stale = left_behind(txn, self.generation, self.now_us)
+        stale = None if self.generation is None else left_behind(txn, self.generation, self.now_us)
         if stale is not None:
             return stale.envelope
         verdict = Verdict(action=Action.STOP, reason=self.reason, guard=self.guard)
@@ -290,6 +292,7 @@ class ResumeRun(Step[int]):
             msg = f"run {txn.run_id} is under a kill order: withdraw it first (endstop unkill)"
             raise ResumeRefusedError(msg)
         limits = self._limits(txn, limit_name, value)
+        charge_turns(txn, self.now_us, "left_open", actor=self.actor)
         txn.limits = limits
         txn.state = run_next(txn.state, RunEvent.RESUME)
         _see_freeze(txn, self.now_us)
@@ -380,7 +383,7 @@ class RecoverRun(Step[Recovered]):
         someone_died = bool(died)
         txn.owners = left
         if someone_died and not left:
-            self._charge_turns(txn)
+            charge_turns(txn, self.now_us, "worker_died", actor=self.actor)
         if lost or doubts or someone_died:
             txn.append(
                 "recover",
@@ -400,20 +403,6 @@ class RecoverRun(Step[Recovered]):
         return Recovered(
             lost_calls=tuple(lost), in_doubt=tuple(item.operation_id for item in doubts), state=txn.state
         )
-
-    def _charge_turns(self, txn: RunTransaction) -> None:
-        """Model calls whose usage nobody will report any more are charged what was held for them."""
-        for call_id, (tokens, nanos) in list(txn.evidence.turns_open.items()):
-            fold.turn_settled(txn.evidence, call_id, Usage(output_tokens=tokens), nanos)
-            txn.append(
-                "turn",
-                self.now_us,
-                {
-                    "call": call_id, "in": 0, "out": tokens, "nanos": nanos, "tokens": tokens, "ms": 0, "estimated": 1,
-                    "fault": "worker_died", "turn": txn.evidence.turns, "step": txn.evidence.steps,
-                },
-                actor=self.actor,
-            )  # fmt: skip
 
     def _leaves_nobody(self, txn: RunTransaction, *, someone_died: bool) -> bool:
         return someone_died and not txn.owners and txn.state in (RunState.RUNNING, RunState.FROZEN)

@@ -10,7 +10,7 @@ from endstop.core.decide import decide_child, decide_handoff, decide_turn
 from endstop.core.ending import end_run, figures, left_behind
 from endstop.core.entries import safe_name
 from endstop.core.events import Verdict
-from endstop.core.reasons import Action
+from endstop.core.reasons import Action, RunState
 from endstop.core.records import ChildRecord
 from endstop.core.steps import Step
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from endstop.core.policy import Policy
     from endstop.core.records import RunTransaction
 
-__all__ = ["ReserveChild", "ReserveHandoff", "ReserveTurn", "SettleTurn", "StepAnswer"]
+__all__ = ["ReserveChild", "ReserveHandoff", "ReserveTurn", "SettleTurn", "StepAnswer", "charge_turns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,10 @@ class ReserveTurn(Step[StepAnswer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleTurn(Step[StepAnswer]):
-    """A model call has ended: give back its hold and post what it used. `fault` names a provider's failure."""
+    """A model call has ended: give back its hold and post what it used. `fault` names a provider's failure.
+
+    A call that was charged meanwhile posts what exceeds its charge; the entry then says in `used` what it used.
+    """
 
     call_id: str
     usage: Usage
@@ -92,9 +95,10 @@ class SettleTurn(Step[StepAnswer]):
 
     def apply(self, txn: RunTransaction) -> StepAnswer:
         """Post and note."""
-        usage = self.usage
-        fold.turn_settled(txn.evidence, self.call_id, usage, self.spend_nanos)
+        usage, nanos = fold.turn_excess(txn.evidence, self.call_id, self.usage, self.spend_nanos)
+        fold.turn_settled(txn.evidence, self.call_id, usage, nanos)
         txn.evidence_changed = True
+        was_charged = usage is not self.usage
         txn.append(
             "turn",
             self.now_us,
@@ -102,16 +106,34 @@ class SettleTurn(Step[StepAnswer]):
                 "call": self.call_id, "model": safe_name(self.model), "in": usage.input_tokens,
                 "out": usage.output_tokens, "cache_read": usage.cache_read_tokens or None,
                 "cache_write": usage.cache_write_tokens or None, "reasoning": usage.reasoning_tokens or None,
-                "nanos": self.spend_nanos, "tokens": usage.total_tokens, "ms": self.took_us // 1_000,
+                "nanos": nanos, "tokens": usage.total_tokens, "ms": self.took_us // 1_000,
+                "used": self.usage.total_tokens if was_charged else None,
+                "used_nanos": self.spend_nanos if was_charged else None,
                 "estimated": 1 if self.estimated else None,
                 "fault": None if self.fault is None else safe_name(self.fault), "ok": self.fault is None,
                 "turn": txn.evidence.turns, "step": txn.evidence.steps,
             },
             actor=self.actor,
         )  # fmt: skip
-        if txn.evidence.ended is not None:
+        if txn.evidence.ended is not None or txn.state is RunState.INTERRUPTED:
             return StepAnswer(verdict=Verdict(action=Action.STOP, guard="latch"), envelope=txn.envelope)
         return StepAnswer(verdict=Verdict())
+
+
+def charge_turns(txn: RunTransaction, now_us: int, fault: str, *, actor: str = "agent") -> None:
+    """Post what is held for open model calls that nobody is expected to report any more: their worst case."""
+    for call_id, (tokens, nanos) in list(txn.evidence.turns_open.items()):
+        fold.turn_charged(txn.evidence, call_id)
+        txn.evidence_changed = True
+        txn.append(
+            "turn",
+            now_us,
+            {
+                "call": call_id, "in": 0, "out": tokens, "nanos": nanos, "tokens": tokens, "ms": 0, "estimated": 1,
+                "charged": 1, "fault": fault, "turn": txn.evidence.turns, "step": txn.evidence.steps,
+            },
+            actor=actor,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

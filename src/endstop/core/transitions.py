@@ -62,14 +62,8 @@ RUN_TABLE: Final[dict[RunState, dict[RunEvent, RunState]]] = {
         _E.REJOIN: _R.FROZEN,
     },
     _R.PAUSED: {_E.STOP: _R.STOPPED, _E.RESUME: _R.RUNNING},
-    # A worker that was taken for dead and is not may still end the run with what its last call brought.
-    _R.INTERRUPTED: {
-        _E.COMPLETE: _R.COMPLETE,
-        _E.STOP: _R.STOPPED,
-        _E.PAUSE: _R.PAUSED,
-        _E.RESUME: _R.RUNNING,
-        _E.REJOIN: _R.RUNNING,
-    },
+    # Nobody is inside: a worker that was taken for dead joins again before it can end anything.
+    _R.INTERRUPTED: {_E.STOP: _R.STOPPED, _E.RESUME: _R.RUNNING, _E.REJOIN: _R.RUNNING},
     _R.STOPPED: {_E.RESUME: _R.RUNNING},
     _R.COMPLETE: {},
 }

@@ -20,6 +20,7 @@ from endstop.core.observe import Measured, checked, measure, observe
 from endstop.core.policy import ToolPolicy
 from endstop.core.propose import parsed_args, propose
 from endstop.core.reasons import Action, Effect, Status
+from endstop.core.slots import open_twin, sealed
 from endstop.replay.clock import RunClock
 from endstop.replay.gauges import Gauges
 from endstop.replay.marks import failure_of, grounds_of, new_log, reads_as_failure
@@ -59,6 +60,7 @@ _WAIT: Final = Action.WAIT
 _PROGRESS: Final = Status.PROGRESS
 _NO_USAGE: Final = Usage()
 _TURN: Final = "turn"
+_OPEN_CALL: Final = open_twin(ToolCall)
 _DECLARED: Final = {effect: ToolPolicy(effect=effect) for effect in (Effect.READ, Effect.POLL, Effect.WAIT)}
 
 
@@ -193,7 +195,13 @@ class RunReplay:
         tool = self._tools.get(call.tool)
         if tool is None or call.effect is not None:
             tool = self._tool(call)
-        proposal = self._proposal(call, tool, index)
+        call_id = call.call_id or f"#{index + 1}"
+        if call.fingerprint is None:
+            # Readers give sound names, so that the call need not be checked again.
+            asked = _OPEN_CALL(tool=call.tool, args=call.args, call_id=call_id, round_id=call.round_id, agent=call.agent)
+            proposal = propose(sealed(asked, ToolCall), tool, fault=call.fault)
+        else:
+            proposal = _told_proposal(call, call_id, tool)
         if len(evidence.pending) >= PENDING_MAX - 1:
             self._give_up(next(iter(evidence.pending)))
         if self._gauges is not None:
@@ -229,7 +237,11 @@ class RunReplay:
             fold.refused(evidence, proposal, verdict)
             failure = loops.refusal_keys(proposal.tool, verdict.reason, verdict.detail)[0]
             self._log.append((index, proposal.tool, proposal.fingerprint, "", True, failure, key, True))
-        self._open.add((proposal, tool, index, executed))
+        now = self._open.now
+        if proposal.call_id in now:
+            self._open.add((proposal, tool, index, executed))
+        else:
+            now[proposal.call_id] = (proposal, tool, index, executed)
         if self._samples is not None:
             self._sample(index, proposal)
 
@@ -244,18 +256,6 @@ class RunReplay:
             # The recording declares what the policy does not; a write without a key would only be refused.
             return _DECLARED[call.effect]
         return found
-
-    def _proposal(self, call: TraceCall, tool: ToolPolicy, index: int) -> Proposal:
-        call_id = call.call_id or f"#{index + 1}"
-        if call.fingerprint is None:
-            made = ToolCall(tool=call.tool, args=call.args, call_id=call_id, round_id=call.round_id, agent=call.agent)
-            return propose(made, tool, fault=call.fault)
-        return Proposal(
-            tool=call.tool, effect=tool.effect if tool.declared else call.effect or Effect.UNKNOWN,
-            fingerprint=call.fingerprint, call_id=call_id, round_id=call.round_id, agent=call.agent,
-            key_digest=call.key_digest, replays_committed=tool.replays_committed, fault=call.fault,
-            declared=tool.declared or bool(call.declared),
-        )  # fmt: skip
 
     def _give_up(self, call_id: str) -> None:
         """No outcome came while it mattered; should one come late, it is still folded."""
@@ -274,14 +274,19 @@ class RunReplay:
             self._advance(at_us)
         if not self._live:
             return
-        found = self._open.answered(result.call_id) or self._late(result.call_id)
+        found = self._open.now.pop(result.call_id, None)
         if found is None:
-            return
+            found = self._late(result.call_id)
+            if found is None:
+                return
+        elif self._open.more:
+            self._open.move_up(result.call_id)
         proposal, tool, place, executed = found
         if not executed:
             return
         if result.digest is None:
-            answer = _tool_result(result)
+            simple = result.error_class is None and result.status is _PROGRESS and result.progress_version is None
+            answer = ToolResult(value=result.value) if simple else _tool_result(result)
             if tool.owes_data:
                 answer = checked(answer, tool)
             measured = measure(answer, proposal, tool)
@@ -453,6 +458,16 @@ class RunReplay:
         )  # fmt: skip
 
 
+def _told_proposal(call: TraceCall, call_id: str, tool: ToolPolicy) -> Proposal:
+    """A call of which only digests were recorded."""
+    return Proposal(
+        tool=call.tool, effect=tool.effect if tool.declared else call.effect or Effect.UNKNOWN,
+        fingerprint=call.fingerprint or "", call_id=call_id, round_id=call.round_id, agent=call.agent,
+        key_digest=call.key_digest, replays_committed=tool.replays_committed, fault=call.fault,
+        declared=tool.declared or bool(call.declared),
+    )  # fmt: skip
+
+
 def _identity(call: TraceCall) -> tuple[str, object]:
     """What a later call must equal to be the same one again: enough for counting, not for judging."""
     return call.tool, call.fingerprint or parsed_args(call.args)
@@ -470,8 +485,6 @@ def _left(totals: RunTotals, before: RunTotals) -> RunTotals:
 
 def _tool_result(result: TraceResult) -> ToolResult[object]:
     error_class, status = result.error_class, result.status
-    if error_class is None and status is _PROGRESS and result.progress_version is None:
-        return ToolResult(value=result.value)
     if error_class is not None and status is _PROGRESS:
         # As a live tool's own failure comes back.
         status = Status.RETRYABLE

@@ -21,27 +21,27 @@ OpenCall = tuple["Proposal", "ToolPolicy", int, bool]
 class OpenCalls:
     """Calls by their ids, the oldest first; one id may stand for several."""
 
-    __slots__ = ("_left", "_more", "now")
+    __slots__ = ("_left", "more", "now")
 
     def __init__(self) -> None:
         self.now: dict[str, OpenCall] = {}
-        # Younger calls that share an id with an open one: rare, so that the common case is one look-up.
-        self._more: dict[str, list[OpenCall]] = {}
+        # Younger calls that share an id with an open one: rare, so that the common case is one look-up in `now`.
+        self.more: dict[str, list[OpenCall]] = {}
         self._left: dict[str, list[OpenCall]] = {}
 
     def add(self, call: OpenCall) -> None:
         """Note a call."""
         call_id = call[0].call_id
         if call_id in self.now:
-            self._more.setdefault(call_id, []).append(call)
+            self.more.setdefault(call_id, []).append(call)
         else:
             self.now[call_id] = call
 
     def answered(self, call_id: str) -> OpenCall | None:
         """Take the oldest open call of this id; None when there is none."""
         found = self.now.pop(call_id, None)
-        if found is not None and self._more:
-            self._move_up(call_id)
+        if found is not None and self.more:
+            self.move_up(call_id)
         return found
 
     def late(self, call_id: str) -> OpenCall | None:
@@ -67,17 +67,18 @@ class OpenCalls:
     def of_agent(self, agent: str) -> list[str]:
         """The ids of the open calls of one agent, once for each call."""
         found = [call_id for call_id, call in self.now.items() if call[0].agent == agent]
-        found += [call_id for call_id, calls in self._more.items() for call in calls if call[0].agent == agent]
+        found += [call_id for call_id, calls in self.more.items() for call in calls if call[0].agent == agent]
         return found
 
     def unanswered(self) -> int:
         """How many calls that were let through are still open."""
-        rest = sum(call[3] for calls in self._more.values() for call in calls)
+        rest = sum(call[3] for calls in self.more.values() for call in calls)
         return sum(call[3] for call in self.now.values()) + rest
 
-    def _move_up(self, call_id: str) -> None:
-        waiting = self._more.get(call_id)
+    def move_up(self, call_id: str) -> None:
+        """The oldest call of an id was taken: the next one of that id takes its place."""
+        waiting = self.more.get(call_id)
         if waiting:
             self.now[call_id] = waiting.pop(0)
             if not waiting:
-                del self._more[call_id]
+                del self.more[call_id]

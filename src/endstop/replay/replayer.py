@@ -131,13 +131,18 @@ def replay_items(stream: Iterable[Item], settings: ReplaySettings, skips: Skips)
 
 def replay_file(path: Path, settings: ReplaySettings, *, name: str | None = None) -> FileReport:
     """Replay every run of one file. A file that cannot be opened is a report with an error, not an exception."""
-    skips = Skips()
+    skips, found = Skips(), name or str(path)
+    runs: list[RunReport] = []
+    error: str | None = None
     try:
         stream = read(path, skips, format_name=settings.format_name, name=name)
-        runs = tuple(replay_items(stream, settings, skips))
-    except UsageError as error:
-        return FileReport(source=name or str(path), runs=(), skipped=skips.found(), error=str(error))
-    return FileReport(source=name or str(path), runs=runs, skipped=skips.found())
+        runs.extend(replay_items(stream, settings, skips))
+    except UsageError as refused:
+        error = str(refused)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as fault:
+        # A reader's own fault with a shape of record that it does not know: named, never taken for an empty file.
+        error = f"{found}: reading broke off with {type(fault).__name__}; the runs before it stand"
+    return FileReport(source=found, runs=tuple(runs), skipped=skips.found(), error=error)
 
 
 def replay_files(paths: Sequence[Path], settings: ReplaySettings, *, processes: int = 1) -> Iterator[FileReport]:

@@ -6,7 +6,6 @@ Both happen outside any transaction and hold no lock. What a probe raises, and a
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 import threading
@@ -66,6 +65,8 @@ def ask_target(world: World, command: AskTarget) -> ProbeAnswer:
 
 async def aask_target(world: World, command: AskTarget) -> ProbeAnswer:
     """Put the question from an event loop; a probe that is not async runs in a thread."""
+    import asyncio
+
     try:
         probe = _probe_of(command)
         answer: Awaitable[object]
@@ -102,6 +103,8 @@ def _plain(value: object) -> object:
     """What an async probe gives when there is no event loop to await it in: it gets one of its own."""
     if not inspect.isawaitable(value):
         return value
+
+    import asyncio
 
     async def wait() -> object:
         return await value
@@ -183,6 +186,8 @@ def wait_outcome(world: World, command: AwaitOutcome, run_id: str) -> bool:
 
 async def await_outcome(world: World, command: AwaitOutcome, run_id: str) -> bool:
     """The same in an event loop."""
+    import asyncio
+
     with world.waiters.one_more(command.operation.operation_id) as admitted:
         if admitted:
             for verdict in _looks(world, command, run_id):

@@ -172,8 +172,8 @@ class Run:
         `tool` is the tool's name (default: the declared or the function's own). `idempotency_key` (1 to 255 bytes)
         names the operation in place of the declared template; it is kept as a digest alone. `fault` says that the host
         already knows the call cannot run. Arguments that `function` cannot take are a malformed call, which is refused
-        as a value. Raises UsageError for an async function, RunHalted when the run is over, the tool's own exception after
-        it was settled, OutcomeUnknownError after a write whose effect is not proven either way, StoreError when the
+        as a value. Raises UsageError for an async function, RunHalted when the run is over, the tool's own exception
+        after it was settled, OutcomeUnknownError after a write whose effect is not proven either way, StoreError when the
         ledger cannot record the call (the tool was not called).
         """
         self.check_open()
@@ -424,13 +424,15 @@ class Run:
         )  # fmt: skip
         arguments = proposal.args
 
+        sending = facts.world.sending
+
         def run_tool() -> object:
             given = arguments if not isinstance(arguments, str) else {}
             if threaded and not is_async(function):
                 import asyncio
 
-                return asyncio.to_thread(function, **given)
-            return function(**given)
+                return asyncio.to_thread(sending.run, function, given)
+            return sending.run(function, given)
 
         return guarded_call(
             CallRequest(

@@ -34,9 +34,9 @@ class OperationEvidence:
     evidence: str
 
     def __post_init__(self) -> None:
-        for name, text in (("reason", self.reason), ("evidence", self.evidence)):
+        for said, text in (("a reason", self.reason), ("evidence", self.evidence)):
             if not text.strip() or len(text) > TEXT_CHARS_MAX:
-                msg = f"settling an operation by hand needs a {name} of 1 to {TEXT_CHARS_MAX} characters"
+                msg = f"settling an operation by hand needs {said} of 1 to {TEXT_CHARS_MAX} characters"
                 raise UsageError(msg)
 
 

@@ -19,7 +19,7 @@ from endstop.store.rows import CONTROL_KINDS, control_fields
 from endstop.store.workspace import GLOBAL_RUN, LiveRun
 
 if TYPE_CHECKING:
-    from endstop.core.records import ControlRecord, RunTransaction
+    from endstop.core.records import ControlRecord, OperationRecord, RunTransaction
     from endstop.core.steps import Step
     from endstop.store.workspace import Workspace
 
@@ -49,12 +49,12 @@ def run_step(work: Workspace, step: Step[A]) -> A:
     # 2. What stands now: orders, and the operation that the step names.
     work.see_controls(run)
     operation_key = step.operation_key
-    txn.operation = None if operation_key is None else work.operation(operation_key)
+    operation = txn.operation = None if operation_key is None else work.operation(operation_key)
     # 3. The step, on a working copy that nobody keeps when it fails.
     try:
         answer = step.apply(txn)
         if txn.operations:
-            _check_fences(work, txn)
+            _check_fences(work, txn, operation_key, operation)
         if txn.children:
             _check_children(work, txn)
     except BaseException:
@@ -77,13 +77,15 @@ def _run_of(work: Workspace, run_id: str) -> LiveRun:
     return run
 
 
-def _check_fences(work: Workspace, txn: RunTransaction) -> None:
-    """Every operation is written over exactly the version that was read."""
+def _check_fences(
+    work: Workspace, txn: RunTransaction, known_id: str | None, known: OperationRecord | None
+) -> None:
+    """Every operation is written over exactly the version that was read; `known` is what the step was given."""
     fences: dict[str, int] = {}
     for record, expected in txn.operations:
         fence = fences.get(record.operation_id)
         if fence is None:
-            stored = work.operation(record.operation_id)
+            stored = known if record.operation_id == known_id else work.operation(record.operation_id)
             fence = 0 if stored is None else stored.fence
         if fence != expected:
             msg = (

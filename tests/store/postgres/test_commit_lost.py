@@ -13,7 +13,7 @@ from endstop.testing.store_contract_runs import check_ledger
 from endstop.testing.store_samples import AddStep, new_run, reserve, settle
 from tests.postgres_server import PostgresServer
 from tests.store.postgres.kit import postgres_store
-from tests.store.postgres.proxy import LossyProxy, Loss
+from tests.store.postgres.proxy import Loss, LossyProxy
 
 pytestmark = pytest.mark.slow
 

@@ -121,7 +121,7 @@ def test_after_a_restart_the_same_key_is_answered_from_the_ledger(database: str,
 
 
 def test_of_two_workers_that_meet_on_one_key_one_executes(database: str, workers: Workers) -> None:
-    pair = [workers.start("meets", database, f"r{number}", "the same") for number in range(2)]
+    pair = [workers.start("meets", database, f"r{number}", "same") for number in range(2)]
     for process in pair:
         assert heard(process) == {"ready": True}
     for process in pair:
@@ -129,7 +129,7 @@ def test_of_two_workers_that_meet_on_one_key_one_executes(database: str, workers
         process.stdin.write("go\n")
         process.stdin.flush()
     told = [ended(process)[-1] for process in pair]
-    assert workers.sent() == ["the same"]
+    assert workers.sent() == ["same"]
     assert [said["replayed"] or said["reason"] is not None for said in told].count(False) == 1
 
 
@@ -148,7 +148,7 @@ def test_a_worker_killed_in_the_middle_of_a_call_leaves_it_in_doubt_for_ever(dat
             time.sleep(LEASE_MS / 5_000)
         guard.reconcile()
         (operation,) = guard.store.operations().result()
-        assert operation.state is OperationState.UNKNOWN
+        assert operation.state in (OperationState.UNKNOWN, OperationState.MANUAL)
         assert guard.show("r1").state is RunState.INTERRUPTED
     told = ended(workers.start("sends", database, "r2", "a"))
     assert told[0]["replayed"] is False

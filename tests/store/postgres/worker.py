@@ -33,7 +33,10 @@ def guard_on(url: str) -> es.Guard:
     from endstop.runtime.guard import Guard
 
     store = PostgresStore(url, new_key=IDS.new_key, now_us=CLOCK.now_us, lease_ms=LEASE_MS)
-    return Guard(store, policy=POLICY, clock=CLOCK, ids=IDS)
+    guard = Guard(store, policy=POLICY, clock=CLOCK, ids=IDS)
+    # Who lives on another machine is known by his lease, not by a lock file here.
+    guard.world.board.is_alive = store.is_owner_alive  # type: ignore[method-assign]  # until the board asks the store
+    return guard
 
 
 def effect(path: Path, letter: str) -> None:

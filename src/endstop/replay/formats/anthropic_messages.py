@@ -97,7 +97,9 @@ class BlockConversation:
 
 
 def _has_blocks(messages: list[Json]) -> bool:
-    return any(block.get("type") in _BLOCKS for message in messages for block in records_in(message.get("content")))
+    return any(
+        text(block.get("type")) in _BLOCKS for message in messages for block in records_in(message.get("content"))
+    )
 
 
 def _sniff(source: Source) -> int:

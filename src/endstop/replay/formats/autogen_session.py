@@ -40,9 +40,9 @@ def _items(source: Source) -> list[Json]:
 def _sniff(source: Source) -> int:
     for item in _items(source):
         inner = records_in(item.get("messages"))
-        if "mode" in item and "response" in item and any(message.get("type") in _MESSAGES for message in inner):
+        if "mode" in item and "response" in item and any(text(message.get("type")) in _MESSAGES for message in inner):
             return 93
-        if item.get("type") in _MESSAGES and "content" in item:
+        if text(item.get("type")) in _MESSAGES and "content" in item:
             return 88
     return 0
 
@@ -71,7 +71,7 @@ class _Session:
 
     def message(self, item: Json) -> Iterator[Event]:
         """One AgentChat message."""
-        kind, source = item.get("type"), text(item.get("source"))
+        kind, source = text(item.get("type")), text(item.get("source"))
         at_us = time_us(item.get("created_at"))
         if kind in _REQUESTS:
             yield from self._turn(_usage(item.get("models_usage")), name(source), at_us)

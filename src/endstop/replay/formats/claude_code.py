@@ -91,7 +91,7 @@ class _Session:
 
     def events(self, item: Json) -> Iterator[Event]:
         """The events of the next record."""
-        kind = item.get("type")
+        kind = text(item.get("type"))
         if kind == "assistant":
             yield from self._assistant(item)
         elif kind == "user":

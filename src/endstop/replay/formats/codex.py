@@ -27,7 +27,7 @@ _TYPES: Final = frozenset({"session_meta", "response_item", "event_msg", "turn_c
 
 def _sniff(source: Source) -> int:
     found = [item for item in source.head_records if isinstance(item, dict)]
-    known = [item for item in found if item.get("type") in _TYPES and isinstance(item.get("payload"), dict)]
+    known = [item for item in found if text(item.get("type")) in _TYPES and isinstance(item.get("payload"), dict)]
     return 95 if known and len(known) * 2 >= len(found) else 0
 
 
@@ -41,7 +41,7 @@ class _Rollout:
 
     def events(self, item: Json) -> Iterator[Event]:
         """The events of the next record."""
-        kind, payload = item.get("type"), record(item.get("payload"))
+        kind, payload = text(item.get("type")), record(item.get("payload"))
         at_us = time_us(item.get("timestamp"))
         if kind == "response_item":
             yield from self._stream.events(payload, at_us, person=False)

@@ -70,7 +70,7 @@ def _read(source: Source, skips: Skips) -> Iterator[Item]:
                 yield head, event
         elif message.get("type") == "user":
             yield head, UserInput(at_us=time_us(message.get("timestamp")))
-        elif message.get("type") not in _QUIET and "sessionId" not in message:
+        elif text(message.get("type")) not in _QUIET and "sessionId" not in message:
             skips.add("record that is no message")
     yield head, RunEnd()
 

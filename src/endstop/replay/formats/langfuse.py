@@ -43,7 +43,7 @@ def _observations(item: Json) -> list[Json]:
     inner = item.get("observations")
     if isinstance(inner, list):
         return records_in(inner)
-    return [item] if item.get("type") in _TYPES else []
+    return [item] if text(item.get("type")) in _TYPES else []
 
 
 def _sniff(source: Source) -> int:

@@ -118,7 +118,7 @@ def _time_of(message: Json) -> int | None:
 def looks_like_chat(messages: object) -> int:
     """How much a list of messages looks like a chat with tools."""
     found = records_in(messages)
-    if not found or any(message.get("role") not in _ROLES for message in found[:20]):
+    if not found or any(text(message.get("role")) not in _ROLES for message in found[:20]):
         return 0
     if any(isinstance(message.get("tool_calls"), list) or message.get("role") == "tool" for message in found):
         return 80
@@ -144,7 +144,7 @@ def _sniff(source: Source) -> int:
     found = [item for item in source.head_records if isinstance(item, dict)]
     if not found:
         return 0
-    if all(item.get("role") in _ROLES for item in found):
+    if all(text(item.get("role")) in _ROLES for item in found):
         return looks_like_chat(found)
     return max((looks_like_chat(_messages_of(item)) for item in found), default=0)
 
@@ -158,7 +158,7 @@ def _chats(source: Source, skips: Skips) -> Iterator[_Chat]:
         yield _chat_of(source.document, source, 0)
         return
     first = next((item for item in source.head_records if isinstance(item, dict)), {})
-    if first.get("role") in _ROLES:
+    if text(first.get("role")) in _ROLES:
         head = RunHead(run_id=source.stem, source=source.name, format=NAME)
         yield _Chat(head=head, messages=source.records(skips))
         return

@@ -95,9 +95,7 @@ class ItemStream:
 
     def events(self, item: Json, at_us: int | None = None, *, person: bool = True) -> Iterator[Event]:
         """The events of the next item. `person` False: user messages of this stream are not to be trusted as such."""
-        kind = item.get("type")
-        if kind is None and "role" in item:
-            kind = "message"
+        kind = text(item.get("type")) or ("message" if "role" in item else "")
         if kind == "message":
             if item.get("role") == "assistant":
                 yield from self._turn(at_us)
@@ -108,11 +106,11 @@ class ItemStream:
         elif kind == "reasoning":
             yield from self._turn(at_us)
         elif kind in _CALLS:
-            yield from self._call(item, str(kind), at_us)
+            yield from self._call(item, kind, at_us)
         elif kind in _OUTPUTS:
             yield from self._output(item, at_us)
         elif kind in _HOSTED:
-            yield from self._hosted(item, str(kind), at_us)
+            yield from self._hosted(item, kind, at_us)
         elif kind not in _ITEM_TYPES and kind not in ("ghost_snapshot", "compaction"):
             self._skips.add(f"item of type {kind}"[:60])
 
@@ -226,8 +224,8 @@ def _sniff(source: Source) -> int:
         found = [source.document, *records_in(source.document.get("items")), *records_in(source.document.get("input"))]
     if any(_is_response(item) for item in found):
         return 75
-    kinds = [item.get("type") for item in found]
-    return 70 if any(kind in _CALLS | _OUTPUTS | _HOSTED for kind in kinds) else 0
+    kinds = {text(item.get("type")) for item in found}
+    return 70 if kinds & (_CALLS | _OUTPUTS | _HOSTED) else 0
 
 
 def _read(source: Source, skips: Skips) -> Iterator[Item]:

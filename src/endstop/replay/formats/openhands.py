@@ -59,7 +59,7 @@ _NO_CALLS: Final = frozenset({"message", "system", "change_agent_state", "null",
 
 def _sniff(source: Source) -> int:
     found = [item for item in source.head_records if isinstance(item, dict)]
-    if any(item.get("kind") in _KINDS for item in found):
+    if any(text(item.get("kind")) in _KINDS for item in found):
         return 95
     old = [item for item in found if item.get("source") in ("agent", "user", "environment")]
     return 80 if any("action" in item for item in old) and any("observation" in item for item in old) else 0
@@ -77,13 +77,13 @@ class _Events:
     def events(self, item: Json) -> Iterator[Event]:
         """The events of the next record."""
         at_us = time_us(item.get("timestamp"))
-        kind = item.get("kind")
-        if kind is None:
+        kind = text(item.get("kind"))
+        if not kind:
             yield from self._older(item, at_us)
         elif kind == "ActionEvent":
             yield from self._action(item, at_us)
         elif kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
-            yield from self._observation(item, str(kind), at_us)
+            yield from self._observation(item, kind, at_us)
         elif kind == "MessageEvent":
             if item.get("source") == "user":
                 yield UserInput(at_us=at_us)

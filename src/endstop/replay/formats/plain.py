@@ -162,9 +162,7 @@ def _read(source: Source, skips: Skips) -> Iterator[Item]:
             call_id = f"call-{calls}"
         if type(args) is not dict:
             args = arguments(args)
-        yield (
-            head,
-            TraceCall(
+        made = OPEN_CALL(
                 tool=tool if len(tool) <= NAME_CHARS_MAX else name(tool), args=args, call_id=call_id, round_id=round_id,
                 agent=agent, effect=None if effect is None else _EFFECTS.get(str(effect)), at_us=at_us,
             ),

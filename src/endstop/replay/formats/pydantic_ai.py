@@ -66,7 +66,7 @@ class _Messages:
         if not call_id:
             self._skips.add("result without a call")
             return
-        content, outcome = part.get("content"), part.get("outcome")
+        content, outcome = part.get("content"), text(part.get("outcome"))
         error_class: ErrorClass | None = None
         if kind == "retry-prompt" or outcome in _FAILED:
             # A list of errors is the schema's complaint about the arguments.

@@ -69,9 +69,11 @@ class Sequencer:
     def _loop(self) -> None:
         while True:
             self._wanted.wait()
-            if self._closing.wait(GATHER_MS / 1_000):
-                return
+            self._closing.wait(GATHER_MS / 1_000)
+            # Cleared before it is asked: whoever closes sets `closing` first, so one of the two is seen.
             self._wanted.clear()
+            if self._closing.is_set():
+                return
             if not self._try():
                 self._wanted.set()
                 self._closing.wait(AGAIN_MS / 1_000)

@@ -152,7 +152,14 @@ ON CONFLICT (operation_id) DO UPDATE SET
 WHERE operation.fence <= excluded.fence;
 
 -- name: settle_operation
--- Write the outcome of operations whose owner and attempt are still the same.
+-- Write the outcome of an operation whose owner and attempt are still the same.
+UPDATE operation SET
+    state = ?3, settled_at_us = ?4, not_before_us = ?5, outcome = ?6, result_kind = ?7, result = ?8,
+    result_digest = ?9, reason = ?10
+WHERE operation_id = ?1 AND fence = ?2;
+
+-- name: settle_operations
+-- The same for several at once, for one alone dearer.
 UPDATE operation SET
     state = told.column3, settled_at_us = told.column4, not_before_us = told.column5, outcome = told.column6,
     result_kind = told.column7, result = told.column8, result_digest = told.column9, reason = told.column10

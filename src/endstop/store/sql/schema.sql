@@ -112,9 +112,10 @@ CREATE TABLE spec (
     created_at_us INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- One side effect under its key.
+-- One side effect under its key. Keys come in no order: in rows of their own order, a settlement rewrites one page.
 CREATE TABLE operation (
-    operation_id TEXT PRIMARY KEY,
+    id INTEGER PRIMARY KEY,
+    operation_id TEXT NOT NULL UNIQUE,
     tool TEXT NOT NULL,
     key_digest TEXT,
     fingerprint TEXT NOT NULL,
@@ -135,7 +136,7 @@ CREATE TABLE operation (
     result BLOB,
     result_digest TEXT,
     reason TEXT NOT NULL
-, extra TEXT) STRICT, WITHOUT ROWID;
+, extra TEXT) STRICT;
 
 CREATE INDEX operation_of_run ON operation (run_id);
 

@@ -28,7 +28,8 @@ __all__ = ["APPLICATION_ID", "BUSY_MS_MAX", "OpenedFile", "check_library", "conn
 
 APPLICATION_ID: Final = 0x456E6453  # "EndS"
 BUSY_MS_MAX: Final = 5_000
-WAL_PAGES_MAX: Final = 4_000  # checkpoint when the log has as many
+PAGE_BYTES: Final = 2_048  # a commit writes whole pages, and a step's records are small
+WAL_PAGES_MAX: Final = 8_000  # checkpoint when the log has as many
 WAL_BYTES_KEPT_MAX: Final = 64 * 1024 * 1024
 _FAULT_FIRST, _FAULT_LAST = 3_007_000, 3_051_002
 _MENDED: Final = ((3_044_006, 3_045_000), (3_050_007, 3_051_000))
@@ -97,6 +98,7 @@ def open_file(
             with mapped(f"open {path.name}"):
                 connection.set_busy_timeout(BUSY_MS_MAX)
                 _check_ours(connection, path)
+                connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file; others stay as they are
                 connection.execute("PRAGMA journal_mode = WAL").fetchall()
                 connection.execute("PRAGMA synchronous = FULL")
                 _migrate(connection, new_key, now_us)

@@ -49,7 +49,7 @@ class SqliteWorkspace(Workspace):
         self._sql = sql
         self._operation = sql["operation"]
         self._many: dict[tuple[str, int], str] = {}
-        self._version: object = None
+        self._version = -1  # the data's version at our last commit
         self._open = False
 
     # -- the transaction
@@ -65,14 +65,13 @@ class SqliteWorkspace(Workspace):
             self.rollback()  # an interrupt left it
         self._open = True
         self._execute("BEGIN IMMEDIATE")
-        version = self._execute("PRAGMA data_version").get
-        if version != self._version:
+        if self._connection.data_version() != self._version:
             self.drop()
-            self._version = version
 
     def commit(self) -> None:
         """Make it durable."""
         self._execute("COMMIT")
+        self._version = self._connection.data_version()  # it counts our own commits too
         self._open = False
 
     def rollback(self) -> None:
@@ -168,12 +167,14 @@ class SqliteWorkspace(Workspace):
             else:
                 known.append(operation_values(record))
         self._put("insert_operation", fresh)
-        changed = self._put("update_operation", known) + self._put("settle_operation", settled)
+        changed = self._put("update_operation", known) + self._put(
+            "settle_operation", settled, several="settle_operations"
+        )
         if changed != len(known) + len(settled):
             msg = f"{len(known) + len(settled)} operations were to be written at their fence, {changed} were"
             raise InvariantError(msg)
 
-    def _put(self, name: str, rows: Sequence[Row]) -> int:
+    def _put(self, name: str, rows: Sequence[Row], *, several: str = "") -> int:
         """Write `rows` with few statements: each gives up the interpreter, and getting it back may take long."""
         count = len(rows)
         if not count:
@@ -185,7 +186,7 @@ class SqliteWorkspace(Workspace):
         for size in _CHUNKS:
             while count - start >= size:
                 values = [value for row in rows[start : start + size] for value in row]
-                self._execute(self._sized(name, size), values)
+                self._execute(self._sized(several or name, size), values)
                 changed += self._connection.changes()
                 start += size
         return changed
