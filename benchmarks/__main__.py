@@ -26,7 +26,11 @@ def import_ms() -> dict[str, float]:
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
         for _ in range(IMPORT_ROUNDS)
     ]
-    return {"median_ms": round(statistics.median(found), 1), "best_ms": round(min(found), 1), "to_reach_ms": IMPORT_MS_MAX}
+    return {
+        "median_ms": round(statistics.median(found), 1),
+        "best_ms": round(min(found), 1),
+        "to_reach_ms": IMPORT_MS_MAX,
+    }
 
 
 def run(name: str, place: Path) -> object:

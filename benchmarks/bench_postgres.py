@@ -195,7 +195,10 @@ def database(url: str | None) -> Iterator[str]:
 def measure(url: str, rounds: int, seconds: float) -> dict[str, float]:
     bare, guarded = Bare(url), Guarded(url)
     jobs: dict[str, Callable[[float], float]] = {
-        "bare": bare.many, "threads": guarded.many, "tasks": guarded.tasks, "bare_alone": bare.alone,
+        "bare": bare.many,
+        "threads": guarded.many,
+        "tasks": guarded.tasks,
+        "bare_alone": bare.alone,
         "alone": guarded.alone,
     }
     found: dict[str, list[float]] = {name: [] for name in jobs}
@@ -231,8 +234,11 @@ def main() -> int:
         print(f"{name:20} {value:10.2f}")
     missed = [name for name, target in TARGETS.items() if figures[f"{name}_ratio"] < target]
     report = {
-        "figures": {name: round(value, 3) for name, value in figures.items()}, "targets": TARGETS, "missed": missed,
-        "workers": WORKERS, "python": sys.version.split()[0],
+        "figures": {name: round(value, 3) for name, value in figures.items()},
+        "targets": TARGETS,
+        "missed": missed,
+        "workers": WORKERS,
+        "python": sys.version.split()[0],
     }
     if asked.json:
         asked.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -6,9 +6,12 @@ The yardstick is the least that any durable guard must do: two commits an operat
 of one 300-byte row, through the same SQLite, with the same pragmas, in the same folder. Rounds of both are interleaved
 and medians compared, because a disk's speed wanders by more than any difference worth measuring.
 
-* `alone`: one synchronous caller, one guarded write after the other; runs of 20 steps, the default cap.
-* `many`: 64 runs at once on one event loop. Also beside a thread that never stops computing.
+* `alone`: one synchronous caller, one `run.call` after the other; runs of 20 steps, the default cap.
+* `many`: 64 runs at once on one event loop, through `run.acall`. Also beside a thread that never stops computing.
+* `alone_store`, `many_store`: the same steps put to the store directly, without the guard around them.
 * `processes`: 8 processes on one file; the longest wait of any writer beside the median.
+
+A run is entered and left outside the measured time; what is measured is its calls.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -23,14 +27,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import apsw
 
+import endstop as es
 from endstop.runtime.clock import SystemClock, SystemIds
 from endstop.store.sqlite import SqliteStore
-from endstop.store.sqlite.opening import WAL_PAGES_MAX
 from endstop.testing.store_samples import AddStep, new_run, reserve, settle
 
 STEPS_A_RUN = 20
@@ -38,6 +42,9 @@ RUNS_AT_ONCE = 64
 PROCESSES = 8
 STEPS_A_PROCESS = 150
 ROW_BYTES = 300
+BARE_WAL_PAGES = 4_000
+SPEC = es.Spec(what_it_does="saves", what_it_does_not="deletes", done_looks_like="all is saved")
+POLICY = es.Policy(tools={"save": es.ToolPolicy(effect="write", idempotency_key="{key}")})
 TARGETS = {"alone": 0.8, "many": 2.5, "processes": 20.0}
 
 Figures = dict[str, float]
@@ -53,7 +60,7 @@ class BareLoop:
     def __init__(self, folder: Path) -> None:
         self._connection = apsw.Connection(str(folder / "bare.db"))
         self._row = 0
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", f"wal_autocheckpoint = {WAL_PAGES_MAX}"):
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", f"wal_autocheckpoint = {BARE_WAL_PAGES}"):
             self._connection.execute(f"PRAGMA {pragma}")
         self._connection.execute("CREATE TABLE operation (id INTEGER PRIMARY KEY, state TEXT, body BLOB)")
 
@@ -73,11 +80,65 @@ class BareLoop:
         return (time.perf_counter() - started) / count * 1e6
 
 
+def save(key: int, text: str) -> str:
+    """The tool: nothing but its own call."""
+    return "saved"
+
+
+async def save_async(key: int, text: str) -> str:
+    """The same for an event loop."""
+    return "saved"
+
+
 class Alone:
-    """One caller."""
+    """One caller of one guard."""
 
     def __init__(self, folder: Path) -> None:
-        self._store = store_in(folder, "alone.db")
+        self._guard = es.open(f"sqlite:///{(folder / 'alone.db').absolute()}", policy=POLICY)
+        self._key = 0
+
+    def run(self, count: int) -> float:
+        """Microseconds a guarded write."""
+        taken = 0.0
+        for _ in range(count // STEPS_A_RUN):
+            with self._guard.run(SPEC) as run:
+                started = time.perf_counter()
+                for _ in range(STEPS_A_RUN):
+                    self._key += 1
+                    run.call(save, {"key": self._key, "text": "new"}, tool="save")
+                taken += time.perf_counter() - started
+        return taken / (count // STEPS_A_RUN * STEPS_A_RUN) * 1e6
+
+
+class Many:
+    """Many runs of one guard on one event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._guard = es.open(f"sqlite:///{(folder / 'many.db').absolute()}", policy=POLICY)
+        self._key = 0
+
+    def run(self) -> float:
+        """Microseconds a guarded write, all runs taken together."""
+        return asyncio.run(self._all())
+
+    async def _all(self) -> float:
+        async with AsyncExitStack() as stack:
+            runs = [await stack.enter_async_context(self._guard.run(SPEC)) for _ in range(RUNS_AT_ONCE)]
+            started = time.perf_counter()
+            await asyncio.gather(*(self._one(run) for run in runs))
+            return (time.perf_counter() - started) / (RUNS_AT_ONCE * STEPS_A_RUN) * 1e6
+
+    async def _one(self, run: es.Run) -> None:
+        for _ in range(STEPS_A_RUN):
+            self._key += 1
+            await run.acall(save_async, {"key": self._key, "text": "new"}, tool="save")
+
+
+class AloneStore:
+    """One caller of the store."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = store_in(folder, "alone-store.db")
         self._runs = 0
 
     def run(self, count: int) -> tuple[float, float]:
@@ -103,11 +164,11 @@ class Alone:
         return inside / done * 1e6, whole / done * 1e6
 
 
-class Many:
-    """Many runs on one event loop."""
+class ManyStore:
+    """Many runs on one event loop, in the store alone."""
 
     def __init__(self, folder: Path) -> None:
-        self._store = store_in(folder, "many.db")
+        self._store = store_in(folder, "many-store.db")
         self._runs = 0
 
     def run(self) -> float:
@@ -153,37 +214,37 @@ def computing() -> Iterator[None]:
 
 
 def interleaved(folder: Path, rounds: int) -> dict[str, Figures]:
-    """`alone` and `many` beside the bare loop."""
+    """Every way of writing beside the bare loop, one round of each after the other."""
     bare, alone, many = BareLoop(folder), Alone(folder), Many(folder)
+    alone_store, many_store = AloneStore(folder), ManyStore(folder)
     count = STEPS_A_RUN * 10
-    bare.run(count), alone.run(count), many.run()
-    bares, insides, wholes, manies, busy_bares, busy_manies = ([] for _ in range(6))
-    for _ in range(rounds):
-        bares.append(bare.run(count))
-        inside, whole = alone.run(count)
-        insides.append(inside)
-        wholes.append(whole)
-        manies.append(many.run())
+    taken: dict[str, list[float]] = {
+        name: [] for name in ("bare", "alone", "many", "alone_store", "whole", "many_store")
+    }
+    for number in range(rounds + 1):
+        inside, whole = alone_store.run(count)
+        found = {
+            "bare": bare.run(count), "alone": alone.run(count), "many": many.run(),
+            "alone_store": inside, "whole": whole, "many_store": many_store.run(),
+        }  # fmt: skip
+        for name, value in found.items():
+            if number:  # the first round warms up
+                taken[name].append(value)
+    busy_bares, busy_manies = [], []
     with computing():
         for _ in range(max(rounds // 4, 2)):
             busy_bares.append(bare.run(STEPS_A_RUN))
             busy_manies.append(many.run())
-    base = statistics.median(bares)
-    return {
-        "bare": {"us": base},
-        "alone": {
-            "us": statistics.median(insides),
-            "us_with_digests": statistics.median(wholes),
-            "ratio": base / statistics.median(insides),
-            "ratio_with_digests": base / statistics.median(wholes),
-        },
-        "many": {"us": statistics.median(manies), "ratio": base / statistics.median(manies)},
-        "many_beside_a_computing_thread": {
-            "us": statistics.median(busy_manies),
-            "bare_us": statistics.median(busy_bares),
-            "ratio": statistics.median(busy_bares) / statistics.median(busy_manies),
-        },
+    medians = {name: statistics.median(values) for name, values in taken.items()}
+    base, whole = medians.pop("bare"), medians.pop("whole")
+    figures = {"bare": {"us": base}} | {name: {"us": us, "ratio": base / us} for name, us in medians.items()}
+    figures["alone_store"] |= {"us_with_digests": whole, "ratio_with_digests": base / whole}
+    figures["many_beside_a_computing_thread"] = {
+        "us": statistics.median(busy_manies),
+        "bare_us": statistics.median(busy_bares),
+        "ratio": statistics.median(busy_bares) / statistics.median(busy_manies),
     }
+    return figures
 
 
 def in_processes(folder: Path) -> Figures:
@@ -244,7 +305,8 @@ def main() -> None:
         "processes": figures["processes"]["max_by_median"] <= TARGETS["processes"],
     }
     rounded = {name: {key: round(value, 2) for key, value in part.items()} for name, part in figures.items()}
-    text = json.dumps({"figures": rounded, "targets": TARGETS, "reached": reached}, indent=2)
+    load = [round(value, 2) for value in os.getloadavg()]
+    text = json.dumps({"figures": rounded, "targets": TARGETS, "reached": reached, "load_average": load}, indent=2)
     print(text)
     if options.json:
         options.json.write_text(text + "\n")

@@ -68,9 +68,7 @@ def test_every_class_has_a_code_of_its_own() -> None:
     assert all("code" in vars(kind) for kind in TREE)
 
 
-@pytest.mark.parametrize(
-    "kind", [*TREE, errors.InvariantError, errors.RunHalted], ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", [*TREE, errors.InvariantError, errors.RunHalted], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_an_error_survives_pickle_and_copy(kind: type[BaseException], again: object) -> None:
     error = make(kind)

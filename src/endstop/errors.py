@@ -19,6 +19,7 @@
     |   |-- StoreUnavailableError  locked, unreachable, read-only or gone
     |   |-- StoreFullError         no room left, or a named limit reached
     |   |-- StoreCorruptError      unreadable or contradictory records
+    |   |-- StoreQuarantinedError  restored from a backup; no side effect until a person accepts it
     |   |-- SchemaVersionError     another schema version than this code knows
     |   `-- CommitUnknownError     the store may or may not have committed
     |-- ModelError                 about a model call
@@ -65,6 +66,7 @@ __all__ = [
     "StoreCorruptError",
     "StoreError",
     "StoreFullError",
+    "StoreQuarantinedError",
     "StoreUnavailableError",
     "TaskInvalidError",
     "UsageError",
@@ -215,6 +217,12 @@ class StoreCorruptError(StoreError):
     code = "store_corrupt"
 
 
+class StoreQuarantinedError(StoreError):
+    """The store was restored or rolled back, so side effects may have happened that it does not know of."""
+
+    code = "store_quarantined"
+
+
 class SchemaVersionError(StoreError):
     """The store's schema version is not one that this code knows."""
 
@@ -243,7 +251,7 @@ class ModelNotFoundError(ModelError):
 class ProviderError(ModelError):
     """The provider of a model failed.
 
-    `fault` is one of `rate_limit | outage | timeout | auth | invalid_request | other`;
+    `fault` is one of `rate_limit | outage | timeout | auth | invalid_request | unreachable | other`;
     `retry_after_ms` is the provider's own wait, or None.
     """
 

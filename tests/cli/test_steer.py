@@ -123,11 +123,11 @@ def test_withdrawing_names_its_rules_and_finds_some(run_cli: Endstop, detached: 
 # -- kill
 
 
-def test_a_kill_without_a_terminal_needs_yes(run_cli: Endstop, detached: str) -> None:
+def test_a_kill_without_a_terminal_asks_nobody(run_cli: Endstop, detached: str) -> None:
+    """The emergency switch works from a pager's hook and a script."""
     answer = run_cli("kill", "--all", "--reason", "incident")
-    assert (answer.code, answer.out) == (2, "")
-    assert "--yes" in answer.err
-    assert run_cli("show", detached, "--json").json["state"] == "running"
+    assert (answer.code, answer.out) == (0, f"{detached}\n")
+    assert run_cli("show", detached, "--json").json["envelope"]["terminal_reason"] == "kill_switch"
 
 
 def test_a_kill_ends_runs_and_is_withdrawn(run_cli: Endstop, detached: str) -> None:

@@ -108,9 +108,7 @@ def _loops() -> list[Shape]:
             ],
             refused=None,
             declared_refused=3,
-            tools={
-                "lookup": ToolPolicy(effect="read", volatile_args=("request_id",), volatile_result=("trace",))
-            },
+            tools={"lookup": ToolPolicy(effect="read", volatile_args=("request_id",), volatile_result=("trace",))},
         ),
         Shape(
             name="L10 a search in ever new words, nothing found",

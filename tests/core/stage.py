@@ -60,26 +60,34 @@ class Stage:
         self.txn.controls = replace(Controls(), **orders)
 
     def reserve(
-        self, tool: str = "save", call_id: str = "c1", *, owner: str = "w1", generation: int | None = None,
+        self,
+        tool: str = "save",
+        call_id: str = "c1",
+        *,
+        owner: str = "w1",
+        generation: int | None = None,
+        attempt: str = "",
         **args: object,
     ) -> tuple[Proposal, CallReserved]:
         call = es.ToolCall(tool=tool, args=args or {"n": 1}, call_id=call_id)
         proposal = propose(call, self.policy.tool(tool), run_key=KEY, store_key=STORE_KEY)
         step = ReserveCall(
             run_id="r1", now_us=self.at(), policy=self.policy, proposal=proposal, owner_id=owner, generation=generation,
-            operation_id=None if proposal.key_digest is None else f"op_{proposal.key_digest}",
+            operation_id=None if proposal.key_digest is None else f"op_{proposal.key_digest}", attempt_id=attempt,
         )  # fmt: skip
         return proposal, self.apply(step)
 
     def settle(
-        self, proposal: Proposal, operation: OperationRecord | None, value: object = "ok", *, lost: bool = False
-    ) -> CallSettled:
+        self, proposal: Proposal, operation: OperationRecord | None, value: object = "ok", *, lost: bool = False,
+        generation: int | None = None,
+    ) -> CallSettled:  # fmt: skip
         tool = self.policy.tool(proposal.tool)
         result = as_result(value)
         return self.apply(
             SettleCall(
                 run_id="r1", now_us=self.at(), policy=self.policy, tool=tool, proposal=proposal, result=result,
                 measured=measure(result, proposal, tool, key=KEY), operation=operation, lost=lost,
+                generation=generation,
             )
         )  # fmt: skip
 

@@ -138,7 +138,7 @@ def test_a_worker_that_comes_back_opens_a_generation_and_keeps_windows_and_count
     fold.turn_let_through(evidence, turn_of(tokens=9))
     fold.reentered(evidence)
     assert (evidence.generation, len(evidence.trail), evidence.steps) == (2, 2, 3)
-    assert (evidence.pending, evidence.turns_open, evidence.held_tokens) == ({}, {}, 0)
+    assert (evidence.pending, evidence.turns_open, evidence.held_tokens, evidence.output_tokens) == ({}, {}, 0, 9)
 
 
 # -- Public answers as JSON

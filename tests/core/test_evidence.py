@@ -16,6 +16,7 @@ from endstop.core.evidence import (
     ANSWERS_MAX,
     CALLS_MAX,
     ENDED_CHARS_MAX,
+    FORMAT,
     OPAQUE_VALUES_MAX,
     PACKED_BYTES_MAX,
     PENDING_MAX,
@@ -25,6 +26,7 @@ from endstop.core.evidence import (
     RUNGS_MAX,
     SOURCES_MAX,
     STREAKS_MAX,
+    TURNS_CHARGED_MAX,
     TURNS_OPEN_MAX,
     WAITS_MAX,
     Evidence,
@@ -67,9 +69,11 @@ def test_with_every_part_full_and_every_name_at_its_longest_it_stays_within_its_
         fold.replayed(evidence, proposal, Verdict(action=Action.REPLAY))
         if number < PENDING_MAX:
             fold.let_through(evidence, proposal, GO, BIG, f"op_{number:032x}")
-            evidence.pending[proposal.call_id].owner = "o" * 36
-        if number < TURNS_OPEN_MAX:
-            fold.turn_let_through(evidence, turn_of(name(number), tokens=BIG, nanos=BIG))
+            evidence.pending[proposal.call_id].owner = "o" * 42
+            evidence.pending[proposal.call_id].attempt_id = "9" * 10
+        if number < TURNS_CHARGED_MAX:
+            fold.turn_let_through(evidence, turn_of(name(1_000 + number), tokens=BIG, nanos=BIG))
+            fold.turns_charged(evidence)
         fold.note_version(evidence, f"{name(number)[:40]}#{number:032x}", f"{number:020}")
         fold._put(evidence, evidence.polls, f"{number:032x}", (f"{number:032x}", BIG, BIG), POLLS_MAX)
         fold._put(evidence, evidence.waits, f"{number:032x}", BIG, WAITS_MAX)
@@ -79,6 +83,8 @@ def test_with_every_part_full_and_every_name_at_its_longest_it_stays_within_its_
     for number in range(3):
         for value in range(OPAQUE_VALUES_MAX):
             fold.note_version(evidence, f"{name(number)[:40]}#{number:032x}", f"{value:020}")
+    for number in range(TURNS_OPEN_MAX):
+        fold.turn_let_through(evidence, turn_of(name(number), tokens=BIG, nanos=BIG))
     evidence.row_calls = [f"{number:032x}" for number in range(64)]
     evidence.row_tool, evidence.row_round = NAME, NAME
     evidence.last = LastAnswer(NAME, NAME, BIG, text="ab12 " * (TOKENS_MAX // 2))
@@ -86,7 +92,8 @@ def test_with_every_part_full_and_every_name_at_its_longest_it_stays_within_its_
     full = {
         "calls": CALLS_MAX, "pending": PENDING_MAX, "versions": SOURCES_MAX, "streaks": STREAKS_MAX,
         "streak_rounds": STREAKS_MAX, "rungs": RUNGS_MAX, "polls": POLLS_MAX, "waits": WAITS_MAX,
-        "answered": ANSWERED_MAX, "turns_open": TURNS_OPEN_MAX, "trail": 64, "runs": 64,
+        "answered": ANSWERED_MAX, "turns_open": TURNS_OPEN_MAX,
+        "turns_charged": TURNS_CHARGED_MAX, "trail": 64, "runs": 64,
     }  # fmt: skip
     assert {part: len(getattr(evidence, part)) for part in full} == full
     assert ROUND_CALLS_MAX - 40 < sum(map(len, evidence.rounds.values())) <= ROUND_CALLS_MAX
@@ -199,6 +206,38 @@ def test_a_turn_that_was_never_opened_is_posted_all_the_same() -> None:
     assert (evidence.input_tokens, evidence.spend_nanos, evidence.held_tokens) == (5, 7, 0)
 
 
+def test_a_charged_turn_posts_later_only_what_exceeds_its_charge() -> None:
+    for used, posted in (((30, 50), (0, 0)), ((60, 70), (30, 0)), ((20, 100), (20, 0)), ((0, 130), (0, 30))):
+        evidence = Evidence()
+        fold.turn_let_through(evidence, turn_of("t1", tokens=100, nanos=7))
+        fold.turns_charged(evidence)
+        assert (evidence.output_tokens, evidence.spend_nanos) == (100, 7)
+        assert (evidence.held_tokens, evidence.held_nanos) == (0, 0)
+        usage = Usage(input_tokens=used[0], output_tokens=used[1], cache_read_tokens=3)
+        excess, nanos = fold.turn_excess(evidence, "t1", usage, 9)
+        assert (excess.input_tokens, excess.output_tokens, excess.cache_read_tokens, nanos) == (*posted, 3, 2)
+        fold.turn_settled(evidence, "t1", excess, nanos)
+        assert evidence.input_tokens + evidence.output_tokens == max(100, sum(used))
+        assert (evidence.spend_nanos, evidence.turns_charged) == (9, {})
+        # It is reported now; whatever else comes under its name is another call.
+        assert fold.turn_excess(evidence, "t1", usage, 9) == (usage, 9)
+
+
+def test_so_many_charged_turns_are_remembered_and_one_that_is_not_posts_in_full() -> None:
+    evidence = Evidence()
+    for number in range(TURNS_CHARGED_MAX + 1):
+        fold.turn_let_through(evidence, turn_of(f"t{number}", tokens=10))
+        fold.turn_charged(evidence, f"t{number}")
+    assert (len(evidence.turns_charged), evidence.evictions) == (TURNS_CHARGED_MAX, 1)
+    usage = Usage(output_tokens=8)
+    assert fold.turn_excess(evidence, "t0", usage, 0) == (usage, 0)
+    assert fold.turn_excess(evidence, "t1", usage, 0) == (Usage(), 0)
+    # One that was held for nothing has no charge to remember.
+    fold.turn_let_through(evidence, turn_of("free"))
+    fold.turn_charged(evidence, "free")
+    assert (evidence.turns_open, "free" in evidence.turns_charged) == ({}, False)
+
+
 GOOD = Evidence().pack()
 
 
@@ -210,8 +249,8 @@ GOOD = Evidence().pack()
         b"[]",
         b"{}",
         b'[1,"x"]',
-        orjson.dumps([2, orjson.loads(GOOD)[1]]),
-        orjson.dumps([1, orjson.loads(GOOD)[1][:-1]]),
+        orjson.dumps([FORMAT + 1, orjson.loads(GOOD)[1]]),
+        orjson.dumps([FORMAT, orjson.loads(GOOD)[1][:-1]]),
         GOOD[:-5],
     ],
     ids=range(8),
@@ -240,6 +279,7 @@ def with_part(part: str, value: object) -> bytes:
         ("trail", 5),
         ("polls", {"p": ["x"]}),
         ("turns_open", {"t": []}),
+        ("turns_charged", {"t": [1]}),
         ("rungs", {"r": [1]}),
         ("rounds", {"m": {"f": [1]}}),
         ("rounds", ["m"]),

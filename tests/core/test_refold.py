@@ -44,9 +44,7 @@ def test_every_type_of_entry_has_its_fold(kind: str) -> None:
 def test_time_stands_still_only_when_the_last_worker_has_gone() -> None:
     stage = Stage()
     for owner in ("w2", "w3"):
-        stage.apply(
-            JoinRun(run_id="r1", now_us=stage.at(), spec=SPEC, policy_digest=POLICY.digest(), owner_id=owner)
-        )
+        stage.apply(JoinRun(run_id="r1", now_us=stage.at(), spec=SPEC, policy_digest=POLICY.digest(), owner_id=owner))
     stage.apply(RecoverRun(run_id="r1", now_us=stage.at(), dead_owners=frozenset({"w2"})))
     stage.apply(LeaveRun(run_id="r1", now_us=stage.at(), owner_id="w1"))
     assert refold(stage.leaves, POLICY.limits).running_since_us == stage.txn.evidence.running_since_us > 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import orjson
 import pytest
 
 import endstop as es
-from endstop.core.events import Order, TurnProposal
+from endstop.core.events import GO, Order, TurnProposal
+from endstop.core.refold import refold
 from endstop.core.steps import LoseCall, version_symbol
 from endstop.core.steps_life import (
     CompleteRun,
@@ -21,18 +24,15 @@ from endstop.core.steps_life import (
     SeeOrders,
     parse_change,
 )
-from endstop.core.steps_turn import ReserveTurn, SettleTurn
+from endstop.core.steps_turn import ReserveChild, ReserveHandoff, ReserveTurn, SettleTurn, StepAnswer
 from endstop.core.transitions import OperationState
 from endstop.errors import ResumeRefusedError
+from tests.core.kit import proposal_of
 from tests.core.stage import POLICY, SPEC, Stage
 
 
 def join(stage: Stage, owner: str = "w2") -> None:
-    stage.apply(
-        JoinRun(
-            run_id="r1", now_us=stage.at(), spec=SPEC, policy_digest=stage.policy.digest(), owner_id=owner
-        )
-    )
+    stage.apply(JoinRun(run_id="r1", now_us=stage.at(), spec=SPEC, policy_digest=stage.policy.digest(), owner_id=owner))
 
 
 def leave(stage: Stage, owner: str = "w1") -> es.Envelope | None:
@@ -187,6 +187,47 @@ def test_losing_a_call_that_may_not_have_been_let_through_touches_only_its_own()
     assert stage.operations[key].state is OperationState.COMMITTED
 
 
+def test_a_delivery_of_a_call_loses_nothing_of_another_delivery_of_the_same_call() -> None:
+    """Two threads of one worker deliver one call id; the answer to the refusal of the second is lost."""
+    stage = Stage()
+    proposal, reserved = stage.reserve(attempt="1")
+    assert reserved.operation is not None
+    key = reserved.operation.operation_id
+    assert stage.operations[key].attempt_id == stage.last["attempt_id"] == "1"
+    _, refused = stage.reserve(attempt="2")
+    assert refused.verdict.reason is es.Reason.IN_PROGRESS
+    kept = len(stage.leaves)
+    lose = LoseCall(
+        run_id="r1", now_us=stage.at(), proposal=proposal, operation_id=key, owner_id="w1", attempt_id="2", sent=False
+    )
+    stage.apply(lose)
+    assert (stage.operations[key].state, len(stage.leaves)) == (OperationState.EXECUTING, kept)
+    assert "c1" in stage.txn.evidence.pending
+    # It is its own that it loses, and another try is again somebody's own.
+    stage.apply(replace(lose, attempt_id="1"))
+    assert stage.operations[key].state is OperationState.FAILED_RETRYABLE
+    stage.reserve(attempt="3")
+    assert (stage.operations[key].attempt, stage.operations[key].attempt_id) == (2, "3")
+    stage.apply(replace(lose, attempt_id="1"))
+    assert stage.operations[key].state is OperationState.EXECUTING
+
+
+def test_a_lost_call_leaves_another_one_under_its_id_in_flight_also_when_folded() -> None:
+    stage = Stage()
+    proposal, first = stage.reserve(attempt="1", n="a")
+    _, second = stage.reserve(attempt="2", n="b")
+    assert first.operation is not None
+    assert second.operation is not None
+    stage.apply(
+        LoseCall(
+            run_id="r1", now_us=stage.at(), proposal=proposal, operation=first.operation, owner_id="w1", attempt_id="1"
+        )
+    )
+    assert stage.operations[first.operation.operation_id].state is OperationState.UNKNOWN
+    assert stage.txn.evidence.pending["c1"].operation_id == second.operation.operation_id
+    assert refold(stage.leaves, POLICY.limits) == stage.txn.evidence
+
+
 # -- Life
 
 
@@ -293,13 +334,118 @@ def test_an_interrupted_runs_time_ended_when_it_was_last_seen() -> None:
     assert stage.txn.evidence.elapsed_us == seen_us - 1_000_000
 
 
-def test_a_run_that_was_taken_for_dead_may_still_complete_or_pause() -> None:
-    for status, state in (("complete", es.RunState.COMPLETE), ("human_required", es.RunState.PAUSED)):
-        stage = Stage()
-        proposal, reserved = stage.reserve("look", q=1)
-        stage.apply(RecoverRun(run_id="r1", now_us=stage.at(), dead_owners=frozenset({"w1"})))
-        stage.settle(proposal, reserved.operation, es.ToolResult(status=status))
-        assert stage.txn.state is state
+def interrupted() -> tuple[Stage, es.Envelope]:
+    """A run whose only worker, w1, was taken for dead, with its end."""
+    stage = Stage()
+    stage.apply(RecoverRun(run_id="r1", now_us=stage.at(), dead_owners=frozenset({"w1"})))
+    assert stage.txn.envelope is not None
+    return stage, stage.txn.envelope
+
+
+@pytest.mark.parametrize("generation", [None, 1])
+def test_a_worker_that_was_taken_for_dead_gets_nothing_through_and_ends_nothing(generation: int | None) -> None:
+    stage, crashed = interrupted()
+    kept = len(stage.leaves)
+    _, reserved = stage.reserve(generation=generation)
+    assert (reserved.verdict.action, reserved.verdict.reason) == (es.Action.STOP, es.Reason.CRASHED)
+    place = {"run_id": "r1", "now_us": stage.at(), "policy": POLICY, "generation": generation}
+    turn = ReserveTurn(**place, proposal=TurnProposal(call_id="t1", tokens_bound=1))  # type: ignore[arg-type]  # by name
+    handoff = ReserveHandoff(**place, proposal=proposal_of())  # type: ignore[arg-type]  # by name
+    child = ReserveChild(**place, proposal=proposal_of(), child_run_id="r2", parent_run_id="r1", depth=1)  # type: ignore[arg-type]  # by name
+    answers: list[StepAnswer] = [stage.apply(turn), stage.apply(handoff), stage.apply(child)]
+    for answer in answers:
+        assert (answer.verdict.action, answer.envelope) == (es.Action.STOP, crashed)
+    done = CompleteRun(run_id="r1", now_us=stage.at(), output="done", generation=generation)
+    assert stage.apply(done) == crashed
+    fatal = EndRun(run_id="r1", now_us=stage.at(), reason=es.Reason.FATAL, guard="host", generation=1)
+    assert stage.apply(fatal) == crashed == reserved.envelope
+    assert (stage.txn.state, stage.txn.output, len(stage.leaves)) == (es.RunState.INTERRUPTED, None, kept)
+    # It joins again, in another generation, and goes on.
+    join(stage, "w1")
+    assert stage.reserve(generation=2)[1].verdict.action is es.Action.EXECUTE
+
+
+@pytest.mark.parametrize("status", ["complete", "human_required", "fatal", "permission_denied"])
+def test_what_a_worker_brings_that_was_taken_for_dead_is_recorded_and_ends_nothing(status: str) -> None:
+    stage = Stage()
+    proposal, reserved = stage.reserve()
+    assert reserved.operation is not None
+    stage.apply(RecoverRun(run_id="r1", now_us=stage.at(), dead_owners=frozenset({"w1"})))
+    crashed = stage.txn.envelope
+    settled = stage.settle(proposal, reserved.operation, es.ToolResult(status=status, side_effect_committed=True))
+    assert (settled.verdict, settled.envelope) == (GO, None)
+    assert stage.operations[reserved.operation.operation_id].state is OperationState.COMMITTED
+    assert (stage.txn.state, stage.txn.envelope, stage.kinds[-1]) == (es.RunState.INTERRUPTED, crashed, "result")
+    assert stage.reserve(n="b", call_id="c2", generation=1)[1].envelope == crashed
+
+
+@pytest.mark.parametrize("status", ["complete", "fatal"])
+def test_what_a_worker_of_an_earlier_generation_brings_does_not_end_a_later_one(status: str) -> None:
+    stage = Stage()
+    proposal, reserved = stage.reserve("look", q=1)
+    stage.apply(RecoverRun(run_id="r1", now_us=stage.at(), dead_owners=frozenset({"w1"})))
+    join(stage)
+    settled = stage.settle(proposal, reserved.operation, es.ToolResult(status=status), generation=1)
+    assert (settled.verdict, settled.envelope) == (GO, None)
+    assert (stage.txn.state, stage.txn.generation, stage.txn.envelope) == (es.RunState.RUNNING, 2, None)
+    assert stage.kinds[-1] == "result"
+    stopped = stage.reserve("look", "c2", generation=1)[1].envelope
+    assert stopped is not None
+    assert (stopped.guard, stopped.generation) == ("generation", 1)
+
+
+def hold(stage: Stage, call_id: str = "t1") -> None:
+    proposal = TurnProposal(call_id=call_id, tokens_bound=40, nanos_bound=9)
+    stage.apply(ReserveTurn(run_id="r1", now_us=stage.at(), policy=POLICY, proposal=proposal))
+
+
+def recover(stage: Stage) -> None:
+    stage.apply(RecoverRun(run_id="r1", now_us=stage.at(), dead_owners=frozenset({"w1"})))
+
+
+def enter_again(stage: Stage) -> None:
+    leave(stage)
+    join(stage)
+
+
+def end_and_resume(stage: Stage) -> None:
+    end(stage)
+    resume(stage)
+
+
+@pytest.mark.parametrize("way", [recover, enter_again, end_and_resume])
+@pytest.mark.parametrize(("used", "nanos", "posted"), [(30, 4, (40, 9)), (40, 9, (40, 9)), (55, 12, (55, 12))])
+def test_a_hold_that_is_taken_away_is_charged_and_a_late_report_posts_the_rest(
+    way: Callable[[Stage], None], used: int, nanos: int, posted: tuple[int, int]
+) -> None:
+    stage = Stage()
+    hold(stage)
+    way(stage)
+    evidence = stage.txn.evidence
+    assert (evidence.output_tokens, evidence.spend_nanos) == (40, 9)
+    assert (evidence.held_tokens, evidence.held_nanos, evidence.turns_open) == (0, 0, {})
+    assert stage.kinds.count("turn") == 1
+    settle = SettleTurn(
+        run_id="r1", now_us=stage.at(), call_id="t1", usage=es.Usage(output_tokens=used), spend_nanos=nanos
+    )
+    stage.apply(settle)
+    assert (evidence.output_tokens, evidence.spend_nanos) == posted
+    assert (stage.last["tokens"], stage.last["used"], stage.last["used_nanos"]) == (posted[0] - 40, used, nanos)
+    # The entries tell the same, in sum and folded.
+    turns = [entry for leaf in stage.leaves if (entry := orjson.loads(leaf))["type"] == "turn"]
+    assert (sum(turn["tokens"] for turn in turns), sum(turn["nanos"] for turn in turns)) == posted
+    assert replace(refold(stage.leaves, POLICY.limits), ended_message="") == replace(evidence, ended_message="")
+
+
+def test_a_report_of_a_call_that_nobody_remembers_is_posted_in_full() -> None:
+    stage = Stage()
+    hold(stage)
+    recover(stage)
+    for _ in range(2):
+        stage.apply(
+            SettleTurn(run_id="r1", now_us=stage.at(), call_id="t1", usage=es.Usage(output_tokens=41), spend_nanos=9)
+        )
+    assert (stage.txn.evidence.output_tokens, stage.txn.evidence.spend_nanos) == (41 + 41, 9 + 9)
 
 
 def test_a_checkpoint_leaves_its_size_and_not_its_words() -> None:

@@ -110,6 +110,7 @@ def test_a_refusal_of_the_model_is_no_success(guard: Guard) -> None:
 def test_the_turn_ceiling_ends_a_loop_that_never_ends(url: str) -> None:
     numbers = itertools.count()
     with looping(url, limits=es.Limits(turns_max=4, wall_ms_max=600_000)) as guard:
+
         def count() -> int:
             return next(numbers)
 

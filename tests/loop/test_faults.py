@@ -72,7 +72,8 @@ def test_the_nearest_class_wins_over_its_bases() -> None:
     connection = type("APIConnectionError", (Exception,), {})
     assert fault_of(type("APITimeoutError", (connection,), {})()) == "timeout"
     assert fault_of(TimeoutError()) == "timeout"
-    assert fault_of(ConnectionRefusedError()) == "outage"
+    assert fault_of(ConnectionRefusedError()) == "unreachable"
+    assert fault_of(ConnectionResetError()) == "outage"
 
 
 def test_words_in_a_message_change_nothing() -> None:
@@ -121,7 +122,7 @@ def test_the_message_names_model_status_and_next_step_and_repeats_nothing_of_the
 
 
 def test_every_fault_is_reached() -> None:
-    reached = {fault_of(StatusError(status)) for status in range(400, 600)}
+    reached = {fault_of(StatusError(status)) for status in range(400, 600)} | {fault_of(ConnectionRefusedError())}
     assert reached == set(FAULTS)
 
 

@@ -185,11 +185,11 @@ def test_a_stream_that_breaks_off_is_no_answer(kind: Kind, provider: FakeProvide
     assert failure_of(kind, provider, streamed=True).fault == ("other" if "google" in kind.name else "outage")
 
 
-def test_a_server_that_nobody_listens_on_is_an_outage() -> None:
+def test_a_server_that_nobody_listens_on_is_unreachable_and_not_charged() -> None:
     with FakeProvider() as gone:
         pass
     for kind in KINDS:
-        assert failure_of(kind, gone, streamed=False).fault == "outage"
+        assert failure_of(kind, gone, streamed=False).fault == "unreachable"
 
 
 @every_kind

@@ -183,9 +183,7 @@ def test_a_definite_refusal_is_the_answer_for_ever(place: Place, target: Target,
 
 
 @CLIENTS
-def test_503_is_a_refusal_where_the_target_documents_it(
-    place: Place, target: Target, make: Callable[..., Any]
-) -> None:
+def test_503_is_a_refusal_where_the_target_documents_it(place: Place, target: Target, make: Callable[..., Any]) -> None:
     guard = place.open(WRITE)
     target.next.append((503, {"Retry-After": "1"}))
     with guard.run(SPEC) as run, pytest.raises(es.NotAppliedError):

@@ -151,11 +151,13 @@ def test_z10_an_operation_in_doubt_never_expires(place: Place, bank: Bank) -> No
 def test_the_extra_text_is_read_back_as_it_was_written(place: Place, bank: Bank) -> None:
     guard = place.open(bank.tool())
     record = lost(guard, bank, applied=True)
-    bare = replace(record, args=None)
+    bare = replace(record, args=None, attempt_id="")
     assert extra_text(bare) is None
+    named = replace(bare, attempt_id="7")
+    assert with_extra(bare, extra_text(named)) == named
     assert with_extra(bare, None) is bare
     full = replace(
-        record, probe_count=3, probe_not_before_us=9, probe_until_us=8, settled_by="person", receipt="\u00e9",
+        named, probe_count=3, probe_not_before_us=9, probe_until_us=8, settled_by="person", receipt="\u00e9",
         args='{"a":"\u00e9"}'.encode(),
     )  # fmt: skip
     assert with_extra(bare, extra_text(full)) == full

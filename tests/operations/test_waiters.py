@@ -122,9 +122,7 @@ def test_c08_a_waiter_whose_owner_fails_gets_a_typed_answer(kind: str, tmp_path:
     assert desk.calls == ["a"]
 
 
-def test_c08_a_waiter_whose_owner_dies_hears_of_it(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_c08_a_waiter_whose_owner_dies_hears_of_it(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(kind, tmp_path, waiter="wait", wait_ms=30_000)
     with desk.guard, ThreadPoolExecutor() as pool:
         first = pool.submit(desk.call, "one")

@@ -20,17 +20,20 @@ from endstop.replay.recognise import formats
 from endstop.replay.replayer import ReplaySettings, replay_file
 from endstop.replay.stream_parts import streamed_message
 from tests.replay.recordings import OPEN
-from tests.replay.test_formats import SAMPLES
+from tests.replay.samples import SAMPLES, Sample
 
 # Words that the readers look for, so that random records come near to real ones.
 WORDS: Final = (
     "type", "role", "content", "message", "messages", "id", "name", "input", "arguments", "function", "tool_calls",
     "tool_call_id", "payload", "user", "assistant", "tool", "tool_use", "tool_result", "tool_use_id", "function_call",
-    "function_call_output", "call_id", "output", "usage", "timestamp", "response_item", "event_msg", "token_count", "info",
-    "total_token_usage", "run", "args", "result", "error", "at", "round", "events", "parts", "kind", "trajectory", "action",
+    "function_call_output", "call_id", "output", "usage", "timestamp", "response_item", "event_msg", "token_count",
+    "info",
+    "total_token_usage", "run", "args", "result", "error", "at", "round", "events", "parts", "kind", "trajectory",
+    "action",
     "observation", "turn_history", "actions", "observations", "samples", "eval", "task", "event", "history",
     "Orchestrator", "WebSurfer", "interactions", "request", "response", "body", "spans", "attributes", "resourceSpans",
-    "observations", "traceId", "TOOL", "run_type", "inputs", "outputs", "entry", "v", "seq", "ts_us", "call_intent", "fp",
+    "observations", "traceId", "TOOL", "run_type", "inputs", "outputs", "entry", "v", "seq", "ts_us", "call_intent",
+    "fp",
     "ActionEvent", "ObservationEvent", "gemini", "toolCalls", "response", "request", "part_kind", "tool-call", "uuid",
 )  # fmt: skip
 TEXT: Final = st.sampled_from(WORDS) | st.text(max_size=12)
@@ -101,10 +104,10 @@ def test_each_format_reads_whatever_it_is_told_to_read(known: Format, data: st.D
 @pytest.mark.slow
 @settings(max_examples=20)
 @given(data=st.data())
-def test_a_real_recording_may_be_cut_and_broken_anywhere(sample: object, data: st.DataObject) -> None:
+def test_a_real_recording_may_be_cut_and_broken_anywhere(sample: Sample, data: st.DataObject) -> None:
     """Cut at any byte, then one byte changed."""
     with file_of(b"") as path:
-        whole = sample.make(path).read_bytes()  # type: ignore[attr-defined]  # of test_formats.Sample
+        whole = sample.make(path).read_bytes()
     cut = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
     if cut:
         cut[data.draw(st.integers(0, len(cut) - 1))] = data.draw(st.integers(0, 255))

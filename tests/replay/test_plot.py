@@ -15,7 +15,7 @@ from tests.replay.recordings import lines, replayed
 
 def looping(tmp_path: Path, calls: int = 30, *, timed: bool = True, run: str = "a <b> & c") -> RunReport:
     records = [
-        {"run": run, "tool": "look", "args": {"n": max(0, n - 20)} if n < 21 else {"n": 99}, "result": n if n < 21 else "x",
+        {"run": run, "tool": "look", "args": {"n": 0 if n < 21 else 99}, "result": n if n < 21 else "x",
          "round": n, "input_tokens": 100, "output_tokens": 10, **({"at": 1_767_225_600 + n} if timed else {})}
         for n in range(calls)
     ]  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from endstop import Limits, Policy, ToolPolicy
 from endstop.errors import UsageError
 from endstop.replay import replayer
+from endstop.replay.observed import observed_guards
 from endstop.replay.replayer import ReplaySettings, expand, replay_file, replay_files, spooled
 from tests.replay.recordings import NO_CAPS, OPEN, lines, replayed
 
@@ -181,3 +182,20 @@ def test_the_stories_of_cycles(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_other_stories(tmp_path: Path, records: list[dict[str, object]], policy: Policy, expected: str) -> None:
     assert told(tmp_path, records, policy) == expected
+
+
+# -- Shadow mode
+
+
+def test_what_was_only_observed_is_summed_up_by_guard(tmp_path: Path) -> None:
+    records = [
+        *({"run": "a", "tool": "look", "args": {}, "result": "x"} for _ in range(5)),
+        *({"run": "b", "tool": "look", "args": {"n": n}, "result": n} for n in range(5)),
+        *({"run": "c", "tool": "ab"[n % 2], "args": {}, "result": n % 2} for n in range(6)),
+    ]
+    policy = Policy(limits=NO_CAPS, on_trip=("observe",))
+    found = replay_file(lines(tmp_path / "a.jsonl", records), ReplaySettings(policy=policy))
+    assert all(run.stop is None for run in found.runs)
+    summed = {one.guard: (one.runs, one.calls_after, one.example) for one in observed_guards(found.runs)}
+    assert summed["same_call"] == (1, 3, "a")
+    assert summed["short_cycle"] == (1, 3, "c")

@@ -57,7 +57,7 @@ def test_usage_repeated_on_every_line_of_a_message_is_counted_once(tmp_path: Pat
 
 def test_a_stream_s_first_output_count_is_replaced_by_the_larger_one(tmp_path: Path) -> None:
     first, last = said(1, "m1", [use("c1")]), said(2, "m1", [use("c2")])
-    last["message"]["usage"]["output_tokens"] = 105  # type: ignore[index]
+    last["message"]["usage"]["output_tokens"] = 105  # type: ignore[index]  # made above as nested objects
     found = read(lines(tmp_path / "s.jsonl", [first, last]))
     assert found.tokens() == 1_000 + 105
 
@@ -72,7 +72,7 @@ def test_the_calls_of_one_message_are_one_round_and_answers_may_come_in_any_orde
                 answer(2, "c2", "B"),
                 answer(3, "c1", "A"),
             ],
-        )  # fmt: skip
+        )
     )
     calls = list(paired(found.run))
     assert [(one.call.call_id, one.result.value if one.result else None) for one in calls] == [("c1", "A"), ("c2", "B")]
@@ -102,7 +102,7 @@ def test_comments_and_records_that_are_no_messages_stand_between(tmp_path: Path)
                 {"type": "brand-new-kind"},
                 answer(2, "c1", "ok"),
             ],
-        )  # fmt: skip
+        )
     )
     assert len(found.calls()) == 1
     assert found.skipped == {"comment line": 1, "record of type brand-new-kind": 1}
@@ -116,7 +116,7 @@ def test_a_megabyte_of_image_becomes_a_digest(tmp_path: Path) -> None:
     assert len(repr(value)) < 400
     assert len(picture) > 1_000_000
     other = picture[:-8] + "AAAAAAA="
-    block["source"]["data"] = other  # type: ignore[index]
+    block["source"]["data"] = other  # type: ignore[index]  # made above as nested objects
     changed = read(lines(tmp_path / "t.jsonl", [said(1, "m1", [use("c1")]), answer(2, "c1", [block])]))
     assert changed.calls()[0][2] != value
 
@@ -212,7 +212,7 @@ def test_running_totals_are_taken_by_their_difference(tmp_path: Path) -> None:
                 output("c2", "b"),
                 counted(400, 150),
             ],
-        )  # fmt: skip
+        )
     )
     assert found.format == "codex"
     assert (found.tokens(), found.turns(), found.people()) == (400, 2, 1)

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 import endstop as es
+from endstop.core.propose import propose
+from endstop.core.steps import ReserveCall
+from endstop.core.steps_life import EndRun
 from endstop.core.transitions import OperationState
 from endstop.runtime.guard import Guard
-from tests.runtime.scenes import SPEC, WRITE, Scene, counting
+from tests.runtime.scenes import SPEC, WRITE, Scene, counting, stops
 
 POLICY = es.Policy(
     limits=es.Limits(steps_max=50, turns_max=50, tokens_max=10_000, wall_ms_max=600_000),
@@ -190,6 +193,118 @@ def test_a_worker_that_dies_in_a_run_that_was_stopped_leaves_no_call_in_flight(f
     record = guard.show("r1")
     assert (record.state, record.in_flight, record.owners) == (es.RunState.STOPPED, (), ())
     assert states(guard)["c2"] is OperationState.UNKNOWN
+
+
+def test_a_worker_that_was_taken_for_dead_is_stopped_at_its_next_call_and_joins_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = scene.open(POLICY)
+    save, saved = counting()
+
+    def slow(key: str) -> es.ToolResult[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(guard.world.board, "is_alive", lambda owner_id: False)
+            assert guard.show("r1").state is es.RunState.INTERRUPTED
+        return es.ToolResult(status="complete", value=key)
+
+    with stops("crashed"), guard.run(SPEC, run_id="r1") as run:
+        # What it was doing is taken; that it says it is done is not.
+        assert run.call(slow, {"key": "a"}, tool="save").value == "a"
+        assert guard.show("r1").state is es.RunState.INTERRUPTED
+        with pytest.raises(es.RunHalted):
+            run.call(save, {"key": "b"}, tool="save")
+        with pytest.raises(es.RunHalted):
+            run.complete()
+    assert [operation.state for operation in guard.operations()] == [OperationState.COMMITTED]
+    with guard.run(run_id="r1") as run:
+        assert run.generation == 2
+        run.call(save, {"key": "b"}, tool="save")
+        run.complete()
+    assert saved == [{"key": "b"}]
+    assert guard.show("r1").state is es.RunState.COMPLETE
+
+
+def test_each_delivery_of_a_call_has_a_name_of_its_own_in_the_record(scene: Scene) -> None:
+    guard = scene.open(POLICY)
+    refused = iter([es.NotAppliedError("not yet"), None])
+
+    def save(key: str) -> str:
+        error = next(refused)
+        if error is not None:
+            raise error
+        return key
+
+    with guard.run(SPEC, run_id="r1") as run:
+        seen = []
+        with pytest.raises(es.NotAppliedError):
+            run.call(save, {"key": "a"}, call_id="c1")
+        seen += [operation.attempt_id for operation in guard.operations()]
+        run.call(save, {"key": "a"}, call_id="c1", change="cursor")
+        seen += [operation.attempt_id for operation in guard.operations()]
+    assert len(seen) == len(set(seen)) == 2
+    assert all(seen)
+
+
+def sent_by_one_who_left(guard: Guard, *, ended: bool) -> None:
+    """A worker that is in no run any more, and dead by now, has a write under way in `r1`."""
+    store = guard.store
+    with guard.run(SPEC, run_id="r1"):
+        pass
+    call = es.ToolCall(tool="save", args={"key": "a"}, call_id="c1")
+    proposal = propose(call, WRITE, run_key=b"k" * 32, store_key=store.store_key)
+    reserved = store.transact_now(
+        ReserveCall(
+            run_id="r1", now_us=guard.world.clock.now_us(), policy=guard.policy, proposal=proposal,
+            operation_id="op_1", owner_id="ghost.1", attempt_id="1",
+        )
+    )  # fmt: skip
+    assert reserved.operation is not None
+    if ended:
+        now_us, reason = guard.world.clock.now_us(), es.Reason.OPERATOR_CANCELLED_LOOP
+        guard.store.transact_now(EndRun(run_id="r1", now_us=now_us, reason=reason, guard="stop"))
+    assert states(guard) == {"c1": OperationState.EXECUTING}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("look", ["show", "runs", "stop", "reconcile"])
+def test_what_a_dead_worker_had_sent_is_in_doubt_also_when_it_had_left_the_run(
+    scene: Scene, look: str, ended: bool
+) -> None:
+    guard = scene.open(POLICY)
+    sent_by_one_who_left(guard, ended=ended)
+    match look:
+        case "show":
+            assert guard.show("r1").in_flight == ()
+        case "runs":
+            assert [run.in_flight for run in guard.runs()] == [()]
+        case "stop":
+            guard.stop("r1")
+        case _:
+            assert [operation.operation_id for operation in guard.reconcile().in_doubt] == ["op_1"]
+    (operation,) = guard.operations()
+    assert operation.state in (OperationState.UNKNOWN, OperationState.MANUAL)
+    assert operation.outcome == "unknown"
+    record = guard.show("r1")
+    assert record.state is (es.RunState.STOPPED if ended or look == "stop" else es.RunState.RUNNING)
+    assert guard.show("r1").entries == record.entries
+
+
+def test_what_a_living_worker_has_under_way_is_left_alone_when_it_has_left_the_run(scene: Scene) -> None:
+    guard = scene.open(POLICY)
+    owner = f"{guard.owner_id()}.9"
+    sent_by_one_who_left(guard, ended=False)
+    guard.show("r1")
+    call = es.ToolCall(tool="save", args={"key": "b"}, call_id="c2")
+    proposal = propose(call, WRITE, run_key=b"k" * 32, store_key=guard.store.store_key)
+    guard.store.transact_now(
+        ReserveCall(
+            run_id="r1", now_us=guard.world.clock.now_us(), policy=guard.policy, proposal=proposal,
+            operation_id="op_2", owner_id=owner,
+        )
+    )  # fmt: skip
+    guard.show("r1")
+    guard.runs()
+    assert states(guard)["c2"] is OperationState.EXECUTING
 
 
 @pytest.mark.storm

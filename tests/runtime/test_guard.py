@@ -101,9 +101,7 @@ def test_a_run_is_joined_with_its_own_spec_and_policy_only(scene: Scene) -> None
     other = es.Spec(what_it_does="x", what_it_does_not="y", done_looks_like="z")
     with pytest.raises(es.RunJoinError, match="another spec"), guard.run(other, run_id="r1"):
         pass
-    stricter = es.Guard(
-        guard.store, policy=es.Policy(limits=es.Limits()), clock=guard.world.clock, ids=guard.ids
-    )
+    stricter = es.Guard(guard.store, policy=es.Policy(limits=es.Limits()), clock=guard.world.clock, ids=guard.ids)
     with pytest.raises(es.RunJoinError, match="another policy"), stricter.run(SPEC, run_id="r1"):
         pass
     assert guard.show("r1").owners == ()

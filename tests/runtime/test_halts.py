@@ -318,15 +318,15 @@ def test_the_watch_outlives_a_store_that_does_not_answer_for_a_while(
 ) -> None:
     guard = scene.open()
     asked = []
-    real = HaltBoard.envelope_of
+    real = HaltBoard.endings
 
-    def flaky(board: HaltBoard, run_id: str) -> object:
-        asked.append(run_id)
+    def flaky(board: HaltBoard, run_ids: set[str]) -> object:
+        asked.append(run_ids)
         if len(asked) < 3:
             raise StoreUnavailableError("busy")
-        return real(board, run_id)
+        return real(board, run_ids)
 
-    monkeypatch.setattr(HaltBoard, "envelope_of", flaky)
+    monkeypatch.setattr(HaltBoard, "endings", flaky)
 
     async def main() -> None:
         async with guard.run(SPEC, run_id="r1") as run:
@@ -343,8 +343,8 @@ def test_the_board_asks_the_store_only_after_a_change(scene: Scene, monkeypatch:
     guard = scene.open()
     with guard.run(SPEC, run_id="r1"):
         reads = []
-        real = guard.store.run
-        monkeypatch.setattr(guard.store, "run", lambda run_id: reads.append(run_id) or real(run_id))
+        real = guard.store.endings
+        monkeypatch.setattr(guard.store, "endings", lambda run_ids: reads.append(run_ids) or real(run_ids))
         board = HaltBoard(guard.store)
         for _ in range(5):
             assert board.envelope_of("r1") is None
@@ -353,4 +353,4 @@ def test_the_board_asks_the_store_only_after_a_change(scene: Scene, monkeypatch:
             pass
         reads.clear()
         board.envelope_of("r1")
-        assert reads == ["r1"]
+        assert reads == [["r1"]]

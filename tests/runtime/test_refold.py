@@ -307,9 +307,7 @@ class Agent:
         everybody = frozenset(guard.store.run(self.run_id).result().owners)  # type: ignore[union-attr]  # it is there
         dead = everybody if self.dice.random() < 0.1 else frozenset({owner})
         self.clock.pass_ms(3)
-        guard.store.transact_now(
-            RecoverRun(run_id=self.run_id, now_us=self.clock.now_us(), dead_owners=dead)
-        )
+        guard.store.transact_now(RecoverRun(run_id=self.run_id, now_us=self.clock.now_us(), dead_owners=dead))
         self.did.add("crashed" if dead == everybody else "recovered")
 
 

@@ -261,5 +261,3 @@ def test_retries_of_model_calls_share_the_runs_cap(scene: Scene) -> None:
             with run.model_call(is_retry=True) as turn:
                 turn.record(input_tokens=1)
     assert guard.show(run.run_id).counters.retries == 2
-
-

@@ -11,7 +11,7 @@ from endstop.core.model import ToolResult, Usage
 from endstop.core.reasons import Action, ErrorClass, Reason, RunState, Status
 from endstop.core.records import RunTransaction
 from endstop.core.steps import ReserveCall, SettleCall, Step
-from endstop.core.steps_life import EndRun, Recovered, RecoverRun, SaveCheckpoint
+from endstop.core.steps_life import EndRun, Recovered, RecoverRun, ResumeRun, SaveCheckpoint
 from endstop.core.steps_turn import ReserveTurn, SettleTurn
 from endstop.core.transitions import OperationState
 from endstop.testing.history import Rule
@@ -82,6 +82,19 @@ def _holds_nothing(step: Step[object], txn: RunTransaction) -> object:
 def _posts_nothing(step: Step[object], txn: RunTransaction) -> object:
     assert isinstance(step, SettleTurn)
     return replace(step, usage=Usage(), spend_nanos=0).apply(txn)
+
+
+def _forgets_its_charges(step: Step[object], txn: RunTransaction) -> object:
+    """What recovery has charged is posted once more by whoever was not dead after all."""
+    txn.evidence.turns_charged.clear()
+    return step.apply(txn)
+
+
+def _drops_holds(step: Step[object], txn: RunTransaction) -> object:
+    """Whoever goes on with a run forgets the model calls that are under way."""
+    txn.evidence.turns_open.clear()
+    txn.evidence.held_tokens = txn.evidence.held_nanos = 0
+    return step.apply(txn)
 
 
 def _does_not_latch(step: Step[object], txn: RunTransaction) -> object:
@@ -193,6 +206,12 @@ BROKEN: Final[dict[str, Broken]] = {
     ),
     "a model call posts nothing": Broken(
         kinds=(SettleTurn,), change=_posts_nothing, found_by=frozenset({Rule.BUDGET})
+    ),
+    "a charged model call is posted again": Broken(
+        kinds=(SettleTurn,), change=_forgets_its_charges, found_by=frozenset({Rule.BUDGET})
+    ),
+    "a resume drops what is held": Broken(
+        kinds=(ResumeRun,), change=_drops_holds, found_by=frozenset({Rule.BUDGET})
     ),
     "a stop does not latch": Broken(
         kinds=(ReserveCall,), change=_does_not_latch, found_by=frozenset({Rule.ONE_END})

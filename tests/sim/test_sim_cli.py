@@ -13,7 +13,6 @@ from endstop.testing.history import Rule, Violation
 from endstop.testing.sim_cli import Failure, Tally, main
 from endstop.testing.simulated_faults import Fault
 from endstop.testing.simulation import Outcome, simulate
-from tests.sim.known_faults import is_known
 
 
 def _clean_seed() -> int:
@@ -46,8 +45,7 @@ def test_many_seeds_are_counted() -> None:
     body = json.loads(ended.stdout)
     assert body["seeds"] == 6
     assert body["commits"] > 6
-    for failure in body["failures"]:
-        assert is_known(Violation(rule=Rule(failure["rule"]), number=0, text=failure["text"]))
+    assert body["failures"] == []
 
 
 @pytest.mark.slow

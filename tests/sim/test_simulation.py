@@ -17,7 +17,7 @@ import endstop
 from endstop.core.commands import Command, Flow, perform
 from endstop.store.memory import MemoryStore
 from endstop.testing import simulation
-from endstop.testing.history import Committed, Rule, Violation
+from endstop.testing.history import Committed, Rule
 from endstop.testing.history_check import HistoryChecker
 from endstop.testing.simulated_actors import Actor
 from endstop.testing.simulated_driver import Driver
@@ -26,7 +26,6 @@ from endstop.testing.simulated_scenario import small_scenario
 from endstop.testing.simulated_world import SimulatedClock
 from endstop.testing.simulation import Outcome, simulate
 from tests.sim.broken_steps import BROKEN, Broken
-from tests.sim.known_faults import is_known
 
 SEEDS: Final = 300
 SEEDS_STORM: Final = 700
@@ -42,7 +41,7 @@ def outcomes() -> list[Outcome]:
 
 
 def test_every_rule_holds_at_every_prefix_of_every_history(outcomes: list[Outcome]) -> None:
-    broken = [found for found in outcomes if found.violation is not None and not is_known(found.violation)]
+    broken = [found for found in outcomes if found.violation is not None]
     assert not broken, "\n\n".join(found.report() for found in broken[:3])
 
 
@@ -51,7 +50,7 @@ def test_every_rule_holds_in_more_worlds_than_the_default_ones() -> None:
     broken = []
     for seed in range(SEEDS, SEEDS + SEEDS_STORM):
         found = simulate(seed)
-        if found.violation is not None and not is_known(found.violation):
+        if found.violation is not None:
             broken.append(found)
     assert not broken, "\n\n".join(found.report() for found in broken[:3])
 
@@ -182,7 +181,3 @@ def test_a_report_names_the_seed_the_faults_the_rule_and_the_way_to_replay_it() 
     assert "endstop-sim --seed 0" in report
     assert all(f"{fault.value}={rate}" in report for fault, rate in found.plan.rates.items())
     assert re.search(r"commit ReserveCall run\d", report)
-
-
-def test_what_is_not_known_is_not_excused() -> None:
-    assert not is_known(Violation(rule=Rule.ONE_EFFECT, number=1, text="op_1 had 2 effects, of attempts [1, 2]"))

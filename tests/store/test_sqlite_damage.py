@@ -46,7 +46,7 @@ def store(path: Path) -> Iterator[SqliteStore]:
     [
         "UPDATE run SET labels = 'no JSON'",
         "UPDATE run SET state = 'dreaming'",
-        "UPDATE run SET limits = '{\"steps_max\": \"many\"}'",
+        'UPDATE run SET limits = \'{"steps_max": "many"}\'',
         "UPDATE run SET spec = '{}'",
         "UPDATE run SET envelope = '{}'",
         "UPDATE run SET owners = 'x'",
@@ -145,9 +145,7 @@ def test_a_store_of_the_first_schema_opens_with_todays(path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(opening, "pending", lambda found: migrations.migrations()[:1] if found == 0 else ())
         made = Turnstile(old.with_name("old.db.turn"), old.with_name("old.db.lock"))
-        found = opening.open_file(
-            old, made, old.with_name("old.db.lock"), new_key=IDS.new_key, now_us=CLOCK.now_us
-        )
+        found = opening.open_file(old, made, old.with_name("old.db.lock"), new_key=IDS.new_key, now_us=CLOCK.now_us)
         made.close()
     with raw(old) as other:
         assert other.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() == (1,)

@@ -118,5 +118,3 @@ def test_a_done_future_is_told_at_once() -> None:
     assert wait_held(done_future(lambda: 3), None) == 3
     with pytest.raises(ZeroDivisionError):
         wait_held(done_future(lambda: 1 // 0), [])
-
-

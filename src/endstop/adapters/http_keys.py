@@ -103,9 +103,7 @@ def retry_after_ms(headers: Mapping[str, str]) -> int | None:
     return min(max(wait_ms, 0), RETRY_AFTER_MS_MAX)
 
 
-def check_answer(
-    status: int, headers: Mapping[str, str], *, not_processed: frozenset[int] = NOT_PROCESSED
-) -> None:
+def check_answer(status: int, headers: Mapping[str, str], *, not_processed: frozenset[int] = NOT_PROCESSED) -> None:
     """Raise what the answer to a keyed request proves; nothing for one that is no error.
 
     `not_processed` are the statuses with which the target documents that it did nothing (503 where it does).

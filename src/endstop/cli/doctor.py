@@ -16,9 +16,10 @@ from endstop.cli.codes import ExitCode
 from endstop.cli.figures import duration, seconds_time
 from endstop.cli.output import Column
 from endstop.cli.policy import POLICY_FILE
-from endstop.cli.session import Session, examples, sqlite_path, verb
+from endstop.cli.session import ACTOR, REASON, Session, examples, sqlite_path, verb
 from endstop.cli.timeline import event_of
-from endstop.errors import EndstopError, PolicyInvalidError
+from endstop.errors import EndstopError, PolicyInvalidError, UsageError
+from endstop.store.port import RestorableStore, quarantine_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,13 +58,28 @@ class Finding:
     found: str
 
 
-@click.command("doctor", epilog=examples("endstop doctor", "endstop doctor --store sqlite:///state.db --json"))
+@click.command(
+    "doctor",
+    epilog=examples(
+        "endstop doctor",
+        "endstop doctor --store sqlite:///state.db --json",
+        "endstop doctor --accept-restore --reason 'compared with the bank'",
+    ),
+)
+@click.option(
+    "--accept-restore", is_flag=True,
+    help="Take a restored store as it is: side effects go on. Needs a reason; compare it with the targets first.",
+)  # fmt: skip
+@REASON
+@ACTOR
 @verb()
-def command(session: Session) -> int:
+def command(session: Session, accept_restore: bool, reason: str, actor: str) -> int:
     """Check the store, the clock, the policy here, and what is installed. Ends with 1 when a check fails.
 
     A store that is not there yet is not made.
     """
+    if accept_restore:
+        _accept(session, reason, actor)
     findings = [_python(), *_store(session), _policy(), *_extras()]
     failed = any(finding.verdict == FAIL for finding in findings)
     if session.output.as_json:
@@ -71,6 +87,28 @@ def command(session: Session) -> int:
     else:
         session.output.table(_COLUMNS, [(item.check, item.verdict, item.found) for item in findings])
     return ExitCode.INTERNAL if failed else ExitCode.DONE
+
+
+def _accept(session: Session, reason: str, actor: str) -> None:
+    """Lift the quarantine of a restored store."""
+    if not reason.strip():
+        msg = "accepting a restored store needs a reason: --reason"
+        raise UsageError(msg)
+    store = session.guard().store
+    if quarantine_of(store) is None or not isinstance(store, RestorableStore):
+        msg = "this store is not in quarantine: there is nothing to accept"
+        raise UsageError(msg)
+    store.accept_restore(actor=actor, reason=reason)
+
+
+def _restored(store: Store) -> Finding:
+    wrong = quarantine_of(store)
+    if wrong is None:
+        return Finding(check="restore", verdict=OK, found="the store is the one that was written last")
+    return Finding(
+        check="restore", verdict=FAIL,
+        found=f"{wrong}. Side effects are refused. Compare it with the targets, then --accept-restore --reason …",
+    )  # fmt: skip
 
 
 def _judged(check: str, good: bool, found: str, *, otherwise: str = FAIL) -> Finding:
@@ -100,6 +138,7 @@ def _store(session: Session) -> Iterator[Finding]:
         yield from _sqlite(facts)
     yield _judged("integrity", facts.integrity == "ok", facts.integrity)
     yield Finding(check="schema", verdict=OK, found=f"version {facts.schema_version}")
+    yield _restored(store)
     yield _owners(store)
     yield _clock(session, event_of(newest[0]).at_us if newest else None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from endstop.cli.session import ACTOR, REASON, Session, can_ask, confirm, examples, needs_terminal, verb
+from endstop.cli.session import ACTOR, REASON, Session, can_ask, confirm, examples, verb
 from endstop.errors import UsageError
 
 __all__ = ["command", "unkill"]
@@ -26,9 +26,8 @@ def command(session: Session, label: str | None, everything: bool, reason: str, 
     """End every run, or every run with a label, and refuse new ones until `endstop unkill`."""
     _check_scope(label, everything)
     scope = "every run" if label is None else f"every run with label {label}"
-    if not yes:
-        if not can_ask():
-            raise needs_terminal("--yes", f"this ends {scope} and refuses new ones")
+    # The emergency switch works from a script and a pager too: only a person at a terminal is asked.
+    if not yes and can_ask():
         confirm(f"End {scope} now, and refuse new ones?")
     guard = session.guard(makes_store=True)
     ended = guard.kill(label=label, all=everything, reason=reason, actor=actor)

@@ -2,7 +2,7 @@
 
 The loop works in a thread of its own; the main thread waits, shows progress and answers signals. A stop is committed to
 the store first, which cancels async calls in flight; then the loop is waited for: after Ctrl-C as long as the person
-likes, after anything else for `GRACE_MS`. A second Ctrl-C within `SECOND_SIGNAL_MS` ends the wait. Leaving early writes
+likes, after anything else for `GRACE_MS`. A second Ctrl-C ends the wait. Leaving early writes
 the envelope and leaves calls that are still in flight in doubt. A third Ctrl-C leaves even when the store is mute.
 """
 
@@ -29,7 +29,6 @@ __all__ = ["Cause", "Supervisor"]
 
 T = TypeVar("T")
 LOOK_MS: Final = 50
-SECOND_SIGNAL_MS: Final = 5_000
 GRACE_MS: Final = 5_000
 MICROS: Final = 1_000
 
@@ -77,7 +76,7 @@ class Supervisor:
         self._timeout_s = timeout_s
         self._wake = threading.Event()
         self._asked: Cause | None = None
-        self._last_signal_us: int | None = None
+        self._was_told = False
         self._leaves_now = False
         self._give_up_us: int | None = None
         self.cause: Cause | None = None
@@ -132,9 +131,8 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        now_us = self._session.clock.now_us()
-        last, self._last_signal_us = self._last_signal_us, now_us
-        if last is not None and number == signal.SIGINT and now_us - last <= SECOND_SIGNAL_MS * MICROS:
+        again, self._was_told = self._was_told, True
+        if again and number == signal.SIGINT:
             if self._leaves_now:
                 os._exit(ExitCode.INTERRUPTED)
             self._leaves_now = True

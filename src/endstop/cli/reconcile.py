@@ -14,7 +14,6 @@ from endstop.cli.policy import POLICY_FILE
 from endstop.cli.session import Session, examples, verb
 from endstop.core.codec import operation_json, rfc3339
 from endstop.core.transitions import OperationState
-from endstop.runtime.owners import WorkerBoard
 
 if TYPE_CHECKING:
     from endstop.core.policy import Policy
@@ -90,4 +89,4 @@ def _is_in_doubt(guard: Guard, operation: OperationRecord) -> bool:
     """One that a living worker is executing is under way, not in doubt."""
     if operation.state is not OperationState.EXECUTING:
         return True
-    return not WorkerBoard(guard.store.owners_dir).is_alive(operation.owner_id)
+    return not guard.world.board.is_alive(operation.owner_id)

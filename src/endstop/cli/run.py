@@ -54,7 +54,7 @@ def command(
     A run of the same id (the task's run.key, or --run-id) is never started twice: one that has ended, or that a living
     process is working on, is only shown. One that was interrupted, or resumed, goes on.
 
-    Ctrl-C stops the run and leaves its terminal envelope; a second Ctrl-C within five seconds leaves at once. SIGTERM,
+    Ctrl-C stops the run and leaves its terminal envelope; a second Ctrl-C leaves at once. SIGTERM,
     SIGHUP and --timeout stop it too, and wait at most five seconds for calls in flight.
     """
     from endstop.cli.run_task import RunOptions, carry_out

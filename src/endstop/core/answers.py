@@ -40,10 +40,15 @@ _NEXT_STEP: Final = {
 _MENDABLE: Final = frozenset({Reason.UNKNOWN_TOOL, Reason.MALFORMED_CALL, Reason.KEY_MISSING, Reason.IN_PROGRESS})
 
 
-def answer_to_refusal(verdict: Verdict, now_us: int) -> ToolResult[object]:
-    """The structured answer to a call that was not executed: what happened and one next step."""
+def answer_to_refusal(verdict: Verdict, now_us: int, complaint: str = "") -> ToolResult[object]:
+    """The structured answer to a call that was not executed: what happened and one next step.
+
+    `complaint` says what exactly is wrong with a malformed call.
+    """
     reason = verdict.reason
     message = message_of(verdict)
+    if complaint and reason is Reason.MALFORMED_CALL:
+        message = f"{message} {complaint}"[:MESSAGE_CHARS_MAX]
     if verdict.action is Action.WAIT:
         wait_ms = max(0, -(-(verdict.until_us - now_us) // 1_000))
         return ToolResult(

@@ -285,9 +285,7 @@ def _refused_by_host(policy: Policy, evidence: Evidence, proposal: Proposal) -> 
     return None
 
 
-def _operation(
-    policy: Policy, evidence: Evidence, proposal: Proposal, operation: OperationView
-) -> Verdict | None:
+def _operation(policy: Policy, evidence: Evidence, proposal: Proposal, operation: OperationView) -> Verdict | None:
     """What the ledger of operations says of this key. A key names one operation: other arguments never run under it."""
     detail = Detail(tool=proposal.tool, rule=operation.operation_id)
     if operation.fingerprint != (proposal.operation_fingerprint or proposal.fingerprint):

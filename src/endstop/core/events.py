@@ -58,6 +58,7 @@ class Proposal:
     poll_interval_ms_min: int | None = None
     raw_tool: str = field(default="", compare=False, repr=False)
     args: Mapping[str, object] | str = field(default_factory=dict, compare=False, repr=False)
+    complaint: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

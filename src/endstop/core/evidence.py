@@ -60,7 +60,7 @@ POLLS_MAX: Final = 32
 WAITS_MAX: Final = 32
 PENDING_MAX: Final = 64
 TURNS_OPEN_MAX: Final = 32
-TURNS_CHARGED_MAX: Final = 32
+TURNS_CHARGED_MAX: Final = 24
 ROUNDS_MAX: Final = 8
 ROUND_CALLS_MAX: Final = 64  # calls of all remembered rounds
 ANSWERED_MAX: Final = 32
@@ -96,15 +96,14 @@ def kept_version(version: Version) -> str:
 
 @dataclass(slots=True)
 class Pending:
-    """A call that was let through and has no outcome yet."""
+    """A call that was let through and has no outcome yet. `owner` and `attempt_id` say for whom."""
 
     tool: str
     fingerprint: str
-    effect: str
-    agent: str
     since_us: int
     operation_id: str | None = None
     owner: str = ""
+    attempt_id: str = ""
 
 
 @dataclass(slots=True)
@@ -272,4 +271,3 @@ def _sequence(item: object) -> list:  # type: ignore[type-arg]  # JSON: the cons
         msg = "not a list"
         raise TypeError(msg)
     return item
-

@@ -96,8 +96,6 @@ def let_through(
     evidence.pending[proposal.call_id] = Pending(
         tool=short_name(proposal.tool),
         fingerprint=proposal.fingerprint,
-        effect=proposal.effect.value,
-        agent=short_name(proposal.agent),
         since_us=now_us,
         operation_id=operation_id,
     )

@@ -113,6 +113,4 @@ def _to_text(hashes: tuple[int, ...]) -> str:
 
 def _from_text(text: str) -> tuple[int, ...]:
     data = base64.b85decode(text)
-    return tuple(
-        int.from_bytes(data[start : start + _HASH_BYTES], "big") for start in range(0, len(data), _HASH_BYTES)
-    )
+    return tuple(int.from_bytes(data[start : start + _HASH_BYTES], "big") for start in range(0, len(data), _HASH_BYTES))

@@ -44,7 +44,8 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.KILL_SWITCH: "An operator has killed this run. Nothing more may be called.",
     Reason.OPERATOR_CANCELLED_LOOP: "An operator has stopped this run. Nothing more may be called.",
     Reason.LOOP_GUARD_TRIGGERED: "The run was stopped as a loop.",
-    Reason.BUDGET_UNPRICED: "This model has no known price, and the run has a budget. The call was not sent.",
+    Reason.BUDGET_UNPRICED: "The run has a budget, and this call has no known worst case: its model has no price here, "
+    "or the call names no bound for its input and output tokens. It was not sent.",
     Reason.LEDGER_UNAVAILABLE: "The ledger cannot record this call, so it was not made.",
     Reason.FRAMEWORK_CAP: "The agent framework ended the run at its own limit.",
     Reason.PROVIDER_FAULT: "The model provider failed and may not be asked again in this run.",

@@ -42,10 +42,10 @@ def replayed(stored: OperationRecord, key: bytes) -> ToolResult[object]:
 
 
 def refusal(
-    verdict: Verdict, stored: OperationRecord | None, tool: ToolPolicy, now_us: int
+    verdict: Verdict, stored: OperationRecord | None, tool: ToolPolicy, now_us: int, complaint: str = ""
 ) -> ToolResult[object]:
     """The answer to a refused call. One that an operation stands behind names it, so that it can be asked for."""
-    answer = answer_to_refusal(verdict, now_us)
+    answer = answer_to_refusal(verdict, now_us, complaint)
     if stored is None or verdict.reason not in (Reason.IN_PROGRESS, Reason.OUTCOME_UNKNOWN):
         return answer
     answer = replace(answer, operation_id=stored.operation_id)

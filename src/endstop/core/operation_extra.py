@@ -1,7 +1,7 @@
-"""What few operations have beside their columns, as one small JSON text: probes, kept arguments, a receipt.
+"""What operations have beside their columns, as one small JSON text: the delivery that owns them, and of few of them
+probes, kept arguments, a receipt.
 
-A store keeps the text in one nullable column; most operations have none. A text that cannot be read is a corrupt
-record, never an absent one.
+A store keeps the text in one nullable column. A text that cannot be read is a corrupt record, never an absent one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ EXTRA_FIELDS: Final[dict[str, type]] = {
     "probe_until_us": int,
     "settled_by": str,
     "receipt": str,
+    "attempt_id": str,
 }
 _ARGS: Final = "args"
 
@@ -30,7 +31,7 @@ _ARGS: Final = "args"
 def extra_text(record: OperationRecord) -> str | None:
     """The extra text of `record`, or None when it has nothing of the kind."""
     if not (record.probe_count or record.args or record.settled_by or record.receipt):
-        return None
+        return orjson.dumps({"attempt_id": record.attempt_id}).decode() if record.attempt_id else None
     body: dict[str, object] = {name: value for name in EXTRA_FIELDS if (value := getattr(record, name))}
     if record.args:
         body[_ARGS] = record.args.decode()

@@ -157,9 +157,7 @@ def may_go_again(stored: OperationRecord, terms: OperationTerms) -> bool:
 def rearmed(txn: RunTransaction, stored: OperationRecord, now_us: int, *, actor: str) -> OperationState:
     """The state from which an operation that `may_go_again` is dispatched, noted with its exclusion."""
     record = replace(stored, state=operation_next(stored.state, OperationEvent.NOT_APPLIED))
-    note_operation(
-        txn, now_us, stored, record, "sent_again", actor=actor, exclusion=Exclusion.TARGET_DEDUPES.value
-    )
+    note_operation(txn, now_us, stored, record, "sent_again", actor=actor, exclusion=Exclusion.TARGET_DEDUPES.value)
     return record.state
 
 

@@ -48,7 +48,10 @@ SHARED_EFFECTS: Final = (Effect.READ, Effect.POLL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
-    """Everything that one guarded call needs. `now_us` reads the run's clock; `schema_check` judges an answer."""
+    """Everything that one guarded call needs. `now_us` reads the run's clock; `schema_check` judges an answer.
+
+    `attempt_id` is this delivery's own among all calls of `owner_id`, also those under the same call id.
+    """
 
     run_id: str
     policy: Policy
@@ -59,6 +62,7 @@ class CallRequest:
     run_key: bytes = field(repr=False)
     call: Callable[[], object] = field(repr=False)
     now_us: Callable[[], int] = field(repr=False)
+    attempt_id: str = ""
     generation: int | None = None
     schema_check: Callable[[object], str | None] | None = field(default=None, repr=False)
     input_digest: str = ""
@@ -140,8 +144,9 @@ def _guarded(request: CallRequest, stage: _Stage) -> Flow[ToolResult[object]]:
 def _reserve(request: CallRequest, stage: _Stage) -> Flow[CallReserved]:
     step = ReserveCall(
         run_id=request.run_id, now_us=request.now_us(), policy=request.policy, proposal=request.proposal,
-        operation_id=request.operation_id, owner_id=request.owner_id, generation=request.generation,
-        input_digest=request.input_digest, terms=terms_of(request.tool, request.proposal.args), actor=request.actor,
+        operation_id=request.operation_id, owner_id=request.owner_id, attempt_id=request.attempt_id,
+        generation=request.generation, input_digest=request.input_digest,
+        terms=terms_of(request.tool, request.proposal.args), actor=request.actor,
     )  # fmt: skip
     stage.is_open = True
     try:
@@ -176,8 +181,8 @@ def _lose(request: CallRequest, operation: OperationRecord | None, cause: BaseEx
     """Record that the call has no outcome. When that fails too, its record stays "executing", which blocks as well."""
     step = LoseCall(
         run_id=request.run_id, now_us=request.now_us(), proposal=request.proposal, operation=operation,
-        operation_id=request.operation_id, owner_id=request.owner_id, cause=type(cause).__name__, sent=sent,
-        actor=request.actor,
+        operation_id=request.operation_id, owner_id=request.owner_id, attempt_id=request.attempt_id,
+        cause=type(cause).__name__, sent=sent, actor=request.actor,
     )  # fmt: skip
     try:
         yield from perform(Transact(step=step))
@@ -224,7 +229,7 @@ def _not_executed(request: CallRequest, reserved: CallReserved) -> Flow[ToolResu
             msg = "a replay without a stored operation"
             raise InvariantError(msg)
         return replayed(stored, request.store_key)
-    return refusal(verdict, reserved.stored, request.tool, request.now_us())
+    return refusal(verdict, reserved.stored, request.tool, request.now_us(), request.proposal.complaint)
 
 
 def _judged(request: CallRequest, returned: Returned) -> _Outcome:
@@ -238,14 +243,10 @@ def _judged(request: CallRequest, returned: Returned) -> _Outcome:
         result = checked(raw, request.tool, broken)
     sketched = not request.tool.declared
     measured = measure(result, request.proposal, request.tool, key=request.run_key, sketched=sketched)
-    return _Outcome(
-        result=result, measured=measured, lost=lost, error=returned.error, took_us=returned.took_us
-    )
+    return _Outcome(result=result, measured=measured, lost=lost, error=returned.error, took_us=returned.took_us)
 
 
-def _after(
-    request: CallRequest, verdict: Verdict, settled: CallSettled, outcome: _Outcome
-) -> Flow[ToolResult[object]]:
+def _after(request: CallRequest, verdict: Verdict, settled: CallSettled, outcome: _Outcome) -> Flow[ToolResult[object]]:
     """Go on, or stop; a tool's own exception is raised again, and an open outcome as what it is."""
     proposal, operation, result, error = request.proposal, settled.operation, outcome.result, outcome.error
     if settled.envelope is not None and settled.envelope.terminal_reason is not Reason.COMPLETE:
@@ -271,7 +272,5 @@ def _after(
             side_effect_committed=committed,
         )
     if proposal.round_id is not None and proposal.effect in SHARED_EFFECTS:
-        yield from perform(
-            Remember(round_id=proposal.round_id, fingerprint=proposal.fingerprint, result=result)
-        )
+        yield from perform(Remember(round_id=proposal.round_id, fingerprint=proposal.fingerprint, result=result))
     return result

@@ -93,7 +93,6 @@ class Limits:
         return replace(self, **changed)
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPolicy:
     """What is declared of one tool. Everything has a safe default; nothing is guessed from the tool's name.

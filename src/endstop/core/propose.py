@@ -77,15 +77,20 @@ def fingerprint_of(name: str, args: Mapping[str, object] | str, tool: ToolPolicy
     selects nothing falls back to all arguments. Text that is no JSON object counts as raw text. `key` makes the digest
     an HMAC. Raises NotCanonicalError when the arguments have no canonical form.
     """
+    return digest(_counted_bytes(name, args, tool), key)
+
+
+def _counted_bytes(name: str, args: Mapping[str, object] | str, tool: ToolPolicy) -> bytes:
+    """What a fingerprint is a digest of."""
     if isinstance(args, str):
-        return digest(b"raw\0" + _utf8(name) + b"\0" + _utf8(unicodedata.normalize("NFC", args)), key)
+        return b"raw\0" + _utf8(name) + b"\0" + _utf8(unicodedata.normalize("NFC", args))
     counted: object = args
     if tool.identity:
         counted = pick_paths(args, tool.identity) or args
     if tool.volatile_args:
         counted = drop_paths(counted, tool.volatile_args)
     plain = counted if type(counted) is dict or not isinstance(counted, Mapping) else dict(counted)
-    return digest(b"call\0" + _utf8(name) + b"\0" + canonical_bytes(plain), key)
+    return b"call\0" + _utf8(name) + b"\0" + canonical_bytes(plain)
 
 
 def _utf8(text: str) -> bytes:
@@ -169,17 +174,20 @@ def propose(
     call_id: str = "",
     fault: ErrorClass | None = None,
     given_key: str | None = None,
+    complaint: str = "",
 ) -> Proposal:
     """The proposal for `call`. Arguments without a canonical form make a malformed call, never an error here.
 
-    `given_key` is a caller's own idempotency key, which goes before the declared one.
+    `given_key` is a caller's own idempotency key, which goes before the declared one. `complaint` says what is wrong
+    with a malformed call, without its values.
     """
     args = parsed_args(call.args)
     try:
-        fingerprint = fingerprint_of(call.tool, args, tool, run_key)
-    except NotCanonicalError:
-        fingerprint = digest(b"unreadable\0" + _utf8(call.tool), run_key)
+        counted = _counted_bytes(call.tool, args, tool)
+    except NotCanonicalError as error:
+        counted = b"unreadable\0" + _utf8(call.tool)
         fault = fault or ErrorClass.SCHEMA
+        complaint = complaint or str(error)
     if isinstance(args, str):
         fault = fault or ErrorClass.SCHEMA
     key_digest: str | None = None
@@ -190,12 +198,12 @@ def propose(
     elif tool.effect is _WRITE and fault is None:
         key_digest, missing = idempotency_key_of(call.tool, args, tool, key=store_key, scope_value=scope_value)
     if store_key and fault is None:
-        operation_fingerprint = fingerprint_of(call.tool, args, tool, store_key)
+        operation_fingerprint = digest(counted, store_key)
     name = _known_name(call.tool)
     made = _OPEN_PROPOSAL(
         tool=name,
         effect=tool.effect,
-        fingerprint=fingerprint,
+        fingerprint=digest(counted, run_key),
         call_id=_safe_id(call_id or call.call_id),
         round_id=None if call.round_id is None else _known_name(call.round_id),
         agent=_known_name(call.agent),
@@ -209,6 +217,7 @@ def propose(
         poll_interval_ms_min=tool.poll_interval_ms_min,
         raw_tool="" if name == call.tool else call.tool,
         args=args,
+        complaint=complaint,
     )
     return sealed(made, Proposal)
 

@@ -74,7 +74,8 @@ class OperationRecord:
 
     `probe_count` counts questions to the target; one is under way until `probe_until_us`, the next may start at
     `probe_not_before_us`. `settled_by` is empty, `probe` or `person`. `args` are the canonical arguments as JSON, kept
-    only while a probe may need them; `receipt` is the target's own name for the effect.
+    only while a probe may need them; `receipt` is the target's own name for the effect. `attempt_id` names the one
+    delivery of the call, among all of its owner's, that dispatched the attempt.
     """
 
     operation_id: str
@@ -104,6 +105,7 @@ class OperationRecord:
     settled_by: str = ""
     receipt: str | None = None
     args: bytes | None = field(default=None, repr=False)
+    attempt_id: str = ""
 
     def to_json(self) -> dict[str, object]:
         """This operation as the contract publishes it; its result's value is never in it."""

@@ -54,7 +54,8 @@ def fold_entry(evidence: Evidence, entry: Entry, limits: Limits, owners: set[str
         case "call_intent":
             proposal = _proposal(entry)
             fold.let_through(evidence, proposal, _verdict(entry), now_us, _text(entry, "op"))
-            evidence.pending[proposal.call_id].owner = str(entry.get("owner", ""))
+            pending = evidence.pending[proposal.call_id]
+            pending.owner, pending.attempt_id = str(entry.get("owner", "")), str(entry.get("attempt_id", ""))
         case "call_refused":
             verdict = _verdict(entry)
             # The refusal that ends a run is followed by the stop, which folds it.
@@ -65,7 +66,9 @@ def fold_entry(evidence: Evidence, entry: Entry, limits: Limits, owners: set[str
         case "result":
             _fold_result(evidence, entry, limits, now_us)
         case "lost":
-            fold.abandoned(evidence, str(entry.get("call", "")))
+            # Another delivery of the same call may be under way still.
+            if "other" not in entry:
+                fold.abandoned(evidence, str(entry.get("call", "")))
         case "turn_intent":
             fold.turn_let_through(evidence, _turn_proposal(entry))
         case "turn" if "charged" in entry:

@@ -17,7 +17,7 @@ from endstop.core.codec import output_text
 from endstop.core.decide import decide_call
 from endstop.core.ending import end_run, figures, left_behind
 from endstop.core.entries import INT_MAX, safe_name
-from endstop.core.events import OperationView, Proposal, Verdict
+from endstop.core.events import GO, OperationView, Proposal, Verdict
 from endstop.core.observe import Measured, observe
 from endstop.core.operation_rules import OUTCOMES, exhaust, may_go_again, note_operation, rearmed, settle_attempt
 from endstop.core.operation_terms import DEFAULT_TERMS, OperationTerms
@@ -74,12 +74,14 @@ class ReserveCall(Step[CallReserved]):
     """May this tool call run? On yes, its dispatch intent is durable with the same commit.
 
     `generation` is the one that the asking worker entered (None: not checked): a worker of an earlier one is stopped.
+    `attempt_id` names this delivery of the call among all of its owner's, so that no other one is taken for it.
     """
 
     policy: Policy
     proposal: Proposal
     operation_id: str | None
     owner_id: str
+    attempt_id: str = ""
     generation: int | None = None
     input_digest: str = ""
     terms: OperationTerms = DEFAULT_TERMS
@@ -127,7 +129,8 @@ class ReserveCall(Step[CallReserved]):
         # 4. Let through: intent, evidence and entry.
         operation = self._dispatch(txn) if self.operation_id is not None else None
         fold.let_through(evidence, proposal, verdict, self.now_us, None if operation is None else self.operation_id)
-        evidence.pending[proposal.call_id].owner = self.owner_id
+        pending = evidence.pending[proposal.call_id]
+        pending.owner, pending.attempt_id = self.owner_id, self.attempt_id
         self._note(txn, "call_intent", verdict)
         return CallReserved(
             verdict=verdict, operation=operation, elapsed_us=elapsed_us, wall_ms_max=policy.limits.wall_ms_max
@@ -145,6 +148,7 @@ class ReserveCall(Step[CallReserved]):
                 fingerprint=proposal.operation_fingerprint, state=state, run_id=txn.run_id, generation=txn.generation,
                 call_id=proposal.call_id, owner_id=self.owner_id, effect=proposal.effect.value,
                 created_at_us=self.now_us, dispatched_at_us=self.now_us, args=self.terms.kept_args,
+                attempt_id=self.attempt_id,
             )  # fmt: skip
             record = sealed(made, OperationRecord)
             txn.put_operation(record, 0)
@@ -154,7 +158,7 @@ class ReserveCall(Step[CallReserved]):
             generation=txn.generation, call_id=proposal.call_id, owner_id=self.owner_id,
             dispatched_at_us=self.now_us, settled_at_us=None, outcome=None, result=None, result_kind=None,
             result_digest=None, reason="", probe_count=0, probe_not_before_us=0, probe_until_us=0, settled_by="",
-            receipt=None, args=self.terms.kept_args,
+            receipt=None, args=self.terms.kept_args, attempt_id=self.attempt_id,
         )  # fmt: skip
         note_operation(txn, self.now_us, old, record, "another_attempt", actor=self.actor)
         txn.put_operation(record, old.fence)
@@ -169,6 +173,7 @@ class ReserveCall(Step[CallReserved]):
                 "tool": proposal.tool, "effect": proposal.effect.value, "fp": proposal.fingerprint,
                 "call": proposal.call_id, "round": proposal.round_id, "agent": proposal.agent,
                 "op": self.operation_id, "key": proposal.key_digest, "owner": self.owner_id,
+                "attempt_id": self.attempt_id,
                 "retry": 1 if verdict.is_retry else None,
                 "action": verdict.action.value, "reason": verdict.reason, "guard": verdict.guard,
                 "loop": verdict.loop, "warn": 1 if verdict.warn else None,
@@ -247,11 +252,10 @@ class SettleCall(Step[CallSettled]):
         return None if self.operation is None else self.operation.operation_id
 
     def apply(self, txn: RunTransaction) -> CallSettled:
-        """Settle and judge. A late outcome, on a run that has ended or gone on without this worker, is recorded and
-        judges nothing."""
+        """Settle and judge. A late outcome, on a run that has ended or goes on without this worker, is recorded and
+        judges nothing; what this worker proposes next will stop it."""
         evidence, policy = txn.evidence, txn.effective(self.policy)
         stale = left_behind(txn, self.generation, self.now_us)
-        late = stale is not None or evidence.ended is not None
         accepted = True
         # 1. The operation, by compare-and-set on attempt, fence and state.
         if self.operation is not None:
@@ -264,12 +268,15 @@ class SettleCall(Step[CallSettled]):
         fold.settled(evidence, seen, policy.limits, self.now_us)
         txn.evidence_changed = True
         # 3. What follows; the entry carries the rung that it climbed.
-        verdict = Verdict(action=Action.STOP, guard="latch") if late else loops.after(policy, evidence, seen, self.tool)
+        if evidence.ended is not None:
+            verdict = Verdict(action=Action.STOP, guard="latch")
+        else:
+            verdict = GO if stale is not None else loops.after(policy, evidence, seen, self.tool)
         fold.climbed_after(evidence, verdict)
         _note_result(txn, seen, self, verdict, accepted=accepted)
-        # 4. A late outcome changes no end.
-        envelope = txn.envelope if stale is None else stale.envelope
-        if verdict.action is Action.STOP and not late:
+        # 4. A late outcome on an ended run changes its end no more.
+        envelope = txn.envelope
+        if verdict.action is Action.STOP and evidence.ended is None:
             if verdict.reason is Reason.COMPLETE:
                 txn.output = output_text(self.result.value)
             # A tool's words are data and stay out of the envelope, but for those that it addresses to a person.
@@ -297,9 +304,7 @@ def operation_event(result: ToolResult[object]) -> OperationEvent:
     return OperationEvent.REFUSED if result.status is Status.FATAL else OperationEvent.NOT_APPLIED
 
 
-def _note_result(
-    txn: RunTransaction, seen: Observation, step: SettleCall, verdict: Verdict, *, accepted: bool
-) -> None:
+def _note_result(txn: RunTransaction, seen: Observation, step: SettleCall, verdict: Verdict, *, accepted: bool) -> None:
     operation = txn.operation
     txn.append(
         "result",
@@ -334,14 +339,16 @@ class LoseCall(Step[OperationRecord | None]):
     """A call that was let through ended without an outcome: cancelled, or its process died. Its write is UNKNOWN.
 
     `sent` False is proof that the tool was not called: the write is then "not applied". Without `operation` the call
-    may not even have been let through (the answer of its reservation was lost); `operation_id` and `owner_id` say what
-    it would own. A call that is settled or was never let through changes nothing.
+    may not even have been let through (the answer of its reservation was lost); `operation_id`, `owner_id` and
+    `attempt_id` say what it would own: another delivery of the same call by the same worker is not its own. A call that
+    is settled or was never let through changes nothing.
     """
 
     proposal: Proposal
     operation: OperationRecord | None = None
     operation_id: str | None = None
     owner_id: str = ""
+    attempt_id: str = ""
     cause: str = "cancelled"
     sent: bool = True
     actor: str = "agent"
@@ -354,7 +361,7 @@ class LoseCall(Step[OperationRecord | None]):
     def apply(self, txn: RunTransaction) -> OperationRecord | None:
         """Forget the call as evidence; mark what it may have done."""
         call, stored = txn.evidence.pending.get(self.proposal.call_id), txn.operation
-        is_open = call is not None and self.owner_id in ("", call.owner)
+        is_open = call is not None and self.owner_id in ("", call.owner) and self.attempt_id == call.attempt_id
         executing = stored is not None and stored.state is OperationState.EXECUTING and self._owns(stored)
         if not is_open and not executing:
             return stored
@@ -368,21 +375,23 @@ class LoseCall(Step[OperationRecord | None]):
                 reason=safe_name(self.cause),
             )  # fmt: skip
             txn.put_operation(record, stored.fence)
-        self._note(txn)
+        self._note(txn, of_other=call is not None and not is_open)
         return txn.operation
 
     def _owns(self, stored: OperationRecord) -> bool:
         if self.operation is not None:
             return stored.fence == self.operation.fence and stored.attempt == self.operation.attempt
-        return stored.owner_id == self.owner_id and stored.call_id == self.proposal.call_id
+        mine = (self.owner_id, self.proposal.call_id, self.attempt_id)
+        return (stored.owner_id, stored.call_id, stored.attempt_id) == mine
 
-    def _note(self, txn: RunTransaction) -> None:
+    def _note(self, txn: RunTransaction, *, of_other: bool) -> None:
         txn.append(
             "lost",
             self.now_us,
             {
                 "tool": self.proposal.tool, "call": self.proposal.call_id, "fp": self.proposal.fingerprint,
                 "op": self.operation_key, "cause": safe_name(self.cause), "unsent": None if self.sent else 1,
+                "other": 1 if of_other else None,
                 "turn": txn.evidence.turns, "step": txn.evidence.steps,
             },
             actor=self.actor,

@@ -400,9 +400,7 @@ class RecoverRun(Step[Recovered]):
             fold.paused(txn.evidence, self._seen_us(txn))
             verdict = Verdict(action=Action.STOP, reason=Reason.CRASHED, guard="recovery")
             end_run(txn, verdict, self.now_us, actor=self.actor)
-        return Recovered(
-            lost_calls=tuple(lost), in_doubt=tuple(item.operation_id for item in doubts), state=txn.state
-        )
+        return Recovered(lost_calls=tuple(lost), in_doubt=tuple(item.operation_id for item in doubts), state=txn.state)
 
     def _leaves_nobody(self, txn: RunTransaction, *, someone_died: bool) -> bool:
         return someone_died and not txn.owners and txn.state in (RunState.RUNNING, RunState.FROZEN)

@@ -179,9 +179,7 @@ class SettleProbe(OperationStep):
                 with_result(stored, OperationEvent.NOT_APPLIED, self.now_us, None, "none", b""),
                 settled_by="probe", reason=f"a probe found it not applied ({self.exclusion.value})",
             )  # fmt: skip
-            return self._put(
-                txn, stored, after, "probe_not_applied", probe=self.number, exclusion=self.exclusion.value
-            )
+            return self._put(txn, stored, after, "probe_not_applied", probe=self.number, exclusion=self.exclusion.value)
         return self._open(txn, stored, f"probe_{self.found.value}", 0)
 
     def _open(self, txn: RunTransaction, stored: OperationRecord, code: str, least_us: int) -> SettledOperation:

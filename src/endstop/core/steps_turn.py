@@ -10,7 +10,7 @@ from endstop.core.decide import decide_child, decide_handoff, decide_turn
 from endstop.core.ending import end_run, figures, left_behind
 from endstop.core.entries import safe_name
 from endstop.core.events import Verdict
-from endstop.core.reasons import Action, RunState
+from endstop.core.reasons import Action
 from endstop.core.records import ChildRecord
 from endstop.core.steps import Step
 
@@ -71,9 +71,7 @@ class ReserveTurn(Step[StepAnswer]):
                 txn.input_digests.append((seq, self.input_digest))
             txn.evidence_changed = True
         if verdict.action is Action.STOP:
-            return StepAnswer(
-                verdict=verdict, envelope=end_run(txn, verdict, self.now_us), elapsed_us=elapsed_us
-            )
+            return StepAnswer(verdict=verdict, envelope=end_run(txn, verdict, self.now_us), elapsed_us=elapsed_us)
         return StepAnswer(verdict=verdict, elapsed_us=elapsed_us)
 
 
@@ -115,7 +113,7 @@ class SettleTurn(Step[StepAnswer]):
             },
             actor=self.actor,
         )  # fmt: skip
-        if txn.evidence.ended is not None or txn.state is RunState.INTERRUPTED:
+        if txn.evidence.ended is not None:
             return StepAnswer(verdict=Verdict(action=Action.STOP, guard="latch"), envelope=txn.envelope)
         return StepAnswer(verdict=Verdict())
 

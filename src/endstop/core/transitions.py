@@ -19,6 +19,7 @@ from endstop.errors import InvariantError
 __all__ = [
     "FINAL_OPERATION_STATES",
     "OPERATION_TABLE",
+    "OVER_RUN_STATES",
     "RUN_TABLE",
     "OperationEvent",
     "OperationState",
@@ -131,6 +132,9 @@ OPERATION_TABLE: Final[dict[OperationState | None, dict[OperationEvent, Operatio
     _S.CANCELLED: {},
     _S.TOMBSTONE: {},
 }
+# In these a run's envelope says how it ended, for now or for good.
+OVER_RUN_STATES: Final = frozenset({_R.STOPPED, _R.COMPLETE, _R.PAUSED})
+
 FINAL_OPERATION_STATES: Final = frozenset(
     {_S.COMMITTED, _S.FAILED_FINAL, _S.POISONED, _S.CANCELLED, _S.TOMBSTONE}
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What went wrong at a model's provider, in six words, read from any SDK's exception.
+"""What went wrong at a model's provider, in seven words, read from any SDK's exception.
 
 Rule: only machine-readable parts are read (status, headers, error type and code, the exception's class), never the
 text of a message: messages change, and they may repeat what was sent. For the same reason no message ends up in ours.
@@ -17,8 +17,12 @@ from endstop.errors import ProviderError
 
 __all__ = ["FAULTS", "RETRY_AFTER_MS_MAX", "Fault", "fault_of", "provider_error", "retry_after_ms_of"]
 
-Fault = Literal["rate_limit", "outage", "timeout", "auth", "invalid_request", "other"]
-FAULTS: Final[tuple[Fault, ...]] = ("rate_limit", "outage", "timeout", "auth", "invalid_request", "other")
+Fault = Literal["rate_limit", "outage", "timeout", "auth", "invalid_request", "unreachable", "other"]
+FAULTS: Final[tuple[Fault, ...]] = (
+    "rate_limit", "outage", "timeout", "auth", "invalid_request", "unreachable", "other",
+)  # fmt: skip
+# The connection never came to be, so nothing was sent and nothing can have been billed.
+_NEVER_CONNECTED: Final = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror"})
 
 # A provider that asks for more than an hour is not waited for; a wrong clock must not park a run for a day.
 RETRY_AFTER_MS_MAX: Final = 3_600_000
@@ -90,6 +94,7 @@ _NEXT_STEP: Final[Mapping[Fault, str]] = {
     "rate_limit": "wait and try again",
     "outage": "try again later",
     "timeout": "try again, or allow more time",
+    "unreachable": "check that the server runs and that its address is right",
     "auth": "check the key, its rights and the account's credit",
     "invalid_request": "check the model's name, the tools' schemas and the length of the conversation",
     "other": "see the error behind this one",
@@ -128,6 +133,8 @@ def fault_of(error: BaseException) -> Fault:
         for word in _words(link):
             if word in _TYPES:
                 return _TYPES[word]
+    if any(name in _NEVER_CONNECTED for link in chain for name in _class_names(link)):
+        return "unreachable"
     for link in chain:
         for name in _class_names(link):
             if name in _CLASSES:

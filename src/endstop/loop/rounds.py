@@ -72,9 +72,7 @@ class Toolbox:
         for name, tool in named.items():
             declared = declaration_of(tool)
             offers.append(
-                ToolOffer(
-                    name=_offered_name(name), description=declared.description, parameters=declared.parameters
-                )
+                ToolOffer(name=_offered_name(name), description=declared.description, parameters=declared.parameters)
             )
         self.offers = tuple(offers)
 
@@ -216,9 +214,7 @@ class _Round:
         self, tool: Tool, args: Mapping[str, object] | str, name: str, call_id: str, fault: ErrorClass | None
     ) -> ToolResult[object]:
         try:
-            return await self._run.acall(
-                tool, args, tool=name, call_id=call_id, round_id=self._turn_id, fault=fault
-            )
+            return await self._run.acall(tool, args, tool=name, call_id=call_id, round_id=self._turn_id, fault=fault)
         except OutcomeUnknownError as error:
             return ToolResult(
                 status=Status.POLICY_BLOCKED, reason=Reason.OUTCOME_UNKNOWN, operation_id=error.operation_id,
@@ -339,5 +335,3 @@ def _split(requests: Sequence[ToolRequest]) -> tuple[list[ToolRequest], list[Too
         (copies if name in seen else first).append(request)
         seen.add(name)
     return first, copies
-
-

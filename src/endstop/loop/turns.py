@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from endstop.core.canonical import digest
 from endstop.core.reasons import Reason
-from endstop.errors import InvariantError, NotAuthorisedError, ProviderError
+from endstop.errors import EndstopError, InvariantError, NotAuthorisedError, ProviderError
+from endstop.loop.faults import provider_error
 from endstop.loop.model import input_bound
 from endstop.runtime.drivers import DeadlinePassedError, watched
 from endstop.runtime.waiting import sleep_watched
@@ -30,7 +31,7 @@ __all__ = ["LoopEvent", "RunFrozen", "Turns"]
 BACKOFF_MS: Final = 500
 BACKOFF_MS_MAX: Final = 30_000
 PRICED_OUTPUT_TOKENS: Final = 4_096
-RETRYABLE_FAULTS: Final = frozenset({"rate_limit", "outage", "timeout"})
+RETRYABLE_FAULTS: Final = frozenset({"rate_limit", "outage", "timeout", "unreachable"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,12 @@ class Turns:
             except ProviderError as error:
                 turn.fail(error.fault)
                 raise
+            except EndstopError:
+                raise
+            except Exception as error:  # a client of the caller's own, which maps nothing
+                mapped = provider_error(error, model=self._client.name, now_us=run.world.clock.now_us())
+                turn.fail(mapped.fault)
+                raise mapped from None
             if answer.usage is not None:
                 turn.record_usage(answer.usage)
             elif cap is None:
@@ -168,5 +175,3 @@ class Turns:
 
     def _stream_text(self, piece: str) -> None:
         self._tell(LoopEvent(kind="text", text=piece))
-
-

@@ -16,9 +16,9 @@ from endstop.core.events import GO, Proposal, TurnProposal
 from endstop.core.evidence import PENDING_MAX, Evidence
 from endstop.core.messages import message_of
 from endstop.core.model import ToolCall, ToolResult, Usage
-from endstop.core.observe import Measured, checked, measure, observe
+from endstop.core.observe import checked, measure, observe
 from endstop.core.policy import ToolPolicy
-from endstop.core.propose import parsed_args, propose
+from endstop.core.propose import propose
 from endstop.core.reasons import Action, Effect, Status
 from endstop.core.slots import open_twin, sealed
 from endstop.replay.clock import RunClock
@@ -27,8 +27,8 @@ from endstop.replay.marks import failure_of, grounds_of, new_log, reads_as_failu
 from endstop.replay.open_calls import OpenCalls
 from endstop.replay.operations import Operations
 from endstop.replay.report import Judgement, RunReport, RunTotals, Sample, StopPoint
+from endstop.replay.told import identity_of, rest_of, told_proposal, told_result, tool_result
 from endstop.replay.trace import (
-    AnswerDigest,
     Event,
     RunEnd,
     RunHead,
@@ -132,6 +132,7 @@ class RunReplay:
             case TracePause():
                 self._advance(event.at_us)
                 self._clock.pause()
+                self._outcome = event.outcome or self._outcome
             case TraceStart():
                 self._start(event)
             case RunEnd():
@@ -188,7 +189,7 @@ class RunReplay:
         if call.at_us != self._clock.last_us or not self._started:
             self._advance(call.at_us)
         if self._stop is not None:
-            self._repeated += self._refused is not None and _identity(call) == self._refused
+            self._repeated += self._refused is not None and identity_of(call) == self._refused
             if self._gauges is None:
                 return
         evidence = self._evidence
@@ -198,10 +199,12 @@ class RunReplay:
         call_id = call.call_id or f"#{index + 1}"
         if call.fingerprint is None:
             # Readers give sound names, so that the call need not be checked again.
-            asked = _OPEN_CALL(tool=call.tool, args=call.args, call_id=call_id, round_id=call.round_id, agent=call.agent)
+            asked = _OPEN_CALL(
+                tool=call.tool, args=call.args, call_id=call_id, round_id=call.round_id, agent=call.agent
+            )
             proposal = propose(sealed(asked, ToolCall), tool, fault=call.fault)
         else:
-            proposal = _told_proposal(call, call_id, tool)
+            proposal = told_proposal(call, call_id, tool)
         if len(evidence.pending) >= PENDING_MAX - 1:
             self._give_up(next(iter(evidence.pending)))
         if self._gauges is not None:
@@ -221,7 +224,7 @@ class RunReplay:
             self._judged(verdict, index)
             if action is _STOP:
                 if self._stop is None:
-                    self._refused, self._repeated = _identity(call), 1
+                    self._refused, self._repeated = identity_of(call), 1
                 self._stopped(verdict, index, proposal=proposal)
                 if self._gauges is None:
                     return
@@ -286,12 +289,12 @@ class RunReplay:
             return
         if result.digest is None:
             simple = result.error_class is None and result.status is _PROGRESS and result.progress_version is None
-            answer = ToolResult(value=result.value) if simple else _tool_result(result)
+            answer = ToolResult(value=result.value) if simple else tool_result(result)
             if tool.owes_data:
                 answer = checked(answer, tool)
             measured = measure(answer, proposal, tool)
         else:
-            answer, measured = _told(result, result.digest)
+            answer, measured = told_result(result, result.digest)
         evidence, now_us = self._evidence, self._clock.now_us
         seen = observe(evidence, proposal, measured, now_us)
         fold.settled(evidence, seen, self._policy.limits, now_us)
@@ -450,56 +453,9 @@ class RunReplay:
         gauges = self._gauges
         return RunReport(
             run_id=head.run_id, source=head.source, format=head.format, outcome=self._outcome or head.outcome,
-            totals=totals, stop=self._stop, after=None if before is None else _left(totals, before),
+            totals=totals, stop=self._stop, after=None if before is None else rest_of(totals, before),
             judgements=tuple(self._judgements), alone=() if gauges is None else gauges.trips(),
             peaks=None if gauges is None else gauges.peaks(self._evidence, self._clock.now_us),
             samples=tuple(self._samples or ()), repeated_after=self._repeated,
             unanswered=self._unanswered + self._open.unanswered(), skipped=skips.found(),
         )  # fmt: skip
-
-
-def _told_proposal(call: TraceCall, call_id: str, tool: ToolPolicy) -> Proposal:
-    """A call of which only digests were recorded."""
-    return Proposal(
-        tool=call.tool, effect=tool.effect if tool.declared else call.effect or Effect.UNKNOWN,
-        fingerprint=call.fingerprint or "", call_id=call_id, round_id=call.round_id, agent=call.agent,
-        key_digest=call.key_digest, replays_committed=tool.replays_committed, fault=call.fault,
-        declared=tool.declared or bool(call.declared),
-    )  # fmt: skip
-
-
-def _identity(call: TraceCall) -> tuple[str, object]:
-    """What a later call must equal to be the same one again: enough for counting, not for judging."""
-    return call.tool, call.fingerprint or parsed_args(call.args)
-
-
-def _left(totals: RunTotals, before: RunTotals) -> RunTotals:
-    return RunTotals(
-        calls=totals.calls - before.calls, turns=totals.turns - before.turns,
-        input_tokens=totals.input_tokens - before.input_tokens,
-        output_tokens=totals.output_tokens - before.output_tokens,
-        spend_nanos=totals.spend_nanos - before.spend_nanos, time_us=totals.time_us - before.time_us,
-        spend_known=totals.spend_known,
-    )  # fmt: skip
-
-
-def _tool_result(result: TraceResult) -> ToolResult[object]:
-    error_class, status = result.error_class, result.status
-    if error_class is not None and status is _PROGRESS:
-        # As a live tool's own failure comes back.
-        status = Status.RETRYABLE
-    return ToolResult(
-        status=status, value=result.value, error_class=error_class, message=result.message,
-        progress_version=result.progress_version, retry_after_ms=result.retry_after_ms,
-    )  # fmt: skip
-
-
-def _told(result: TraceResult, digest: AnswerDigest) -> tuple[ToolResult[object], Measured]:
-    """A result of which only digests were recorded."""
-    answer = _tool_result(result)
-    measured = Measured(
-        status=answer.status, failed=digest.failed or answer.failed, answer=digest.answer, evidence=digest.evidence,
-        error_class=answer.error_class, error_symbol=digest.error_symbol, version=answer.progress_version,
-        version_source=digest.version_source, retry_after_ms=digest.retry_after_ms,
-    )  # fmt: skip
-    return answer, measured

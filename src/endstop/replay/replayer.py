@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FileReport", "ReplaySettings", "expand", "replay_file", "replay_files", "replay_items", "spooled"]
 
-RUNS_OPEN_MAX: Final = 2_000
+RUNS_OPEN_MAX: Final = 500
 FILES_MAX: Final = 200_000
 COPY_BYTES: Final = 1024 * 1024
 SUFFIXES: Final = frozenset(

@@ -50,6 +50,7 @@ __all__ = ["LoopGuard", "decision_of"]
 _EXECUTE: Final = Action.EXECUTE
 _OPEN_EXECUTE: Final = open_twin(Execute)
 
+
 class LoopGuard:
     """Every guard of one run, in memory. Safe to share between threads.
 

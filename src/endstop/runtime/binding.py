@@ -5,12 +5,30 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from endstop.errors import UsageError
+from endstop.core.entries import safe_name
+from endstop.core.reasons import Effect
+from endstop.errors import StoreQuarantinedError, UsageError
+from endstop.store.port import quarantine_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["bound_arguments", "signature_of"]
+    from endstop.core.policy import ToolPolicy
+
+__all__ = ["bound_arguments", "refuse_in_quarantine", "signature_of"]
+
+
+def refuse_in_quarantine(store: object, tool: ToolPolicy, name: str) -> None:
+    """Raise StoreQuarantinedError for a tool that may write, when the store's records may lack what has happened."""
+    if tool.effect not in (Effect.WRITE, Effect.UNKNOWN):
+        return
+    wrong = quarantine_of(store)
+    if wrong is not None:
+        msg = (
+            f"tool {safe_name(name)} was not called: the store was restored ({wrong}), so side effects that it does "
+            "not know of may have happened; compare it with the targets, then: endstop doctor --accept-restore --reason"
+        )
+        raise StoreQuarantinedError(msg)
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:

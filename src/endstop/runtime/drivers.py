@@ -40,11 +40,11 @@ from endstop.runtime.asking import (
     wait_outcome,
 )  # fmt: skip
 from endstop.runtime.context import CallContext, entered
-from endstop.runtime.halts import AsyncWatch, HaltBoard
+from endstop.runtime.halts import AsyncWatch, HaltBoard, Watched
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Coroutine, Generator
     from concurrent.futures import Future
 
     from endstop.core.model import ToolResult
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from endstop.runtime.owners import WorkerBoard
     from endstop.store.port import Store
 
-__all__ = ["DeadlinePassedError", "World", "adrive", "await_commit", "drive", "wait_commit", "watched"]
+__all__ = ["DeadlinePassedError", "ThreadedCall", "World", "adrive", "await_commit", "drive", "wait_commit", "watched"]
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -305,33 +305,49 @@ class DeadlinePassedError(TimeoutError):
     """A watched call ran past its deadline and was cancelled."""
 
 
-async def watched(world: World, work: Awaitable[A], run_id: str, deadline_us: int | None) -> A:
+class ThreadedCall:
+    """A plain function at work in a thread of its own, as something to await."""
+
+    def __init__(self, work: Coroutine[object, object, object]) -> None:
+        self._work = work
+
+    def __await__(self) -> Generator[object, object, object]:
+        return self._work.__await__()
+
+
+async def watched(
+    world: World, work: Awaitable[A], run_id: str, deadline_us: int | None, *, finishes: bool = False
+) -> A:
     """Await `work`, but no longer than the run lives and the deadline (microseconds) allows.
 
+    Work that `finishes` cannot be cancelled, so it is awaited beyond the run's end, up to the deadline.
+
     Raises RunHalted when the run was stopped meanwhile, DeadlinePassedError past the deadline. Both
-    cancel `work`.
+    cancel `work`, as `asyncio.timeout` does: through the task that awaits it.
     """
     import asyncio
 
-    watch = world.watch()
-    task = asyncio.ensure_future(work)
-    ours = asyncio.current_task()
-    cancels = 0 if ours is None else ours.cancelling()
-    watch.add(task, run_id, deadline_us)
+    watch, task = world.watch(), asyncio.current_task()
+    if task is None:
+        msg = "a guarded call can only be awaited in a task"
+        raise UsageError(msg)
+    cancels = task.cancelling()
+    call = Watched(task, run_id, deadline_us, finishes)
+    watch.add(call)
     try:
-        return await task
+        return await work
     except asyncio.CancelledError:
-        seen = watch.look(task)
-        if ours is not None and ours.cancelling() > cancels:
-            raise  # the caller's own cancellation goes before what the watch saw
-        if seen.halted is not None:
-            raise halted(seen.halted) from None
-        if seen.late:
-            msg = "the call's deadline passed and it was cancelled"
-            raise DeadlinePassedError(msg) from None
-        raise
+        # The caller's own cancellation goes before what the watch saw.
+        if not call.cut or task.cancelling() > cancels + 1:
+            raise
+        if call.halted is not None:
+            raise halted(call.halted) from None
+        msg = "the call's deadline passed and it was cancelled"
+        raise DeadlinePassedError(msg) from None
     finally:
-        watch.remove(task)
+        watch.remove(call)
+        if call.cut:
+            task.uncancel()  # the one of the watch, whatever the work made of it
 
 
 async def _aexecute(command: Execute, world: World, run_id: str) -> Returned:
@@ -341,7 +357,8 @@ async def _aexecute(command: Execute, world: World, run_id: str) -> Returned:
             value = command.call()
             # A plain function that was run in a thread may give an awaitable of its own.
             while inspect.isawaitable(value):
-                value = await watched(world, value, run_id, command.deadline_us)
+                in_thread = isinstance(value, ThreadedCall)
+                value = await watched(world, value, run_id, command.deadline_us, finishes=in_thread)
     except Exception as error:  # every exception of a tool is an outcome, settled and raised again
         return Returned(error=error, took_us=world.clock.now_us() - started_us)
     return Returned(value=value, took_us=world.clock.now_us() - started_us)

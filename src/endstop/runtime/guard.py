@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from endstop.core.policy import Policy
 from endstop.core.reasons import Reason, RunState
 from endstop.core.records import ControlRecord
 from endstop.core.steps_life import EndRun, FreezeRun, NewRun, RecoverRun, ResumeRun
+from endstop.core.transitions import OperationState
 from endstop.errors import GuardClosedError, RunNotFoundError, SpecInvalidError, UsageError
 from endstop.runtime.checks import check_run_id, checked_labels, checked_version
 from endstop.runtime.clock import SystemClock, SystemIds, environment
 from endstop.runtime.drivers import World
 from endstop.runtime.owners import Worker, WorkerBoard
 from endstop.runtime.scope import RunScope
-from endstop.store.port import RunQuery, StoredSpec
+from endstop.store.port import ROWS_MAX, RunQuery, StoredSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from endstop.core.envelope import Envelope
     from endstop.core.model import Spec, Version
     from endstop.core.records import OperationRecord, RunRecord
-    from endstop.core.transitions import OperationState
     from endstop.runtime.clock import Clock, Ids
     from endstop.runtime.reconcile import Reconciled
     from endstop.runtime.turn import Prices
@@ -37,15 +38,17 @@ DEFAULT_STORE: Final = "sqlite:///.endstop/endstop.db"
 WAIT_POLL_MS: Final = 20
 KILL_RUNS_MAX: Final = 10_000
 _LIVE: Final = (RunState.RUNNING, RunState.FROZEN)
+_EXECUTING: Final = (OperationState.EXECUTING,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopReport:
-    """What a stop found: the run's envelope, and the calls that were in flight when it was committed."""
+    """What a stop found: the run's envelope, the calls in flight when it was committed (id and tool), and whether the
+    run had ended before."""
 
-    def __init__(self, *, envelope: Envelope, in_flight: tuple[tuple[str, str], ...], already: bool) -> None:
-        self.envelope = envelope
-        self.in_flight = in_flight
-        self.already = already
+    envelope: Envelope
+    in_flight: tuple[tuple[str, str], ...]
+    already: bool
 
 
 def open_guard(
@@ -72,15 +75,13 @@ def open_guard(
 class Guard:
     """A store, a policy and this process as a worker. Safe to share between threads; use it as a context manager."""
 
-    def __init__(
-        self, store: Store, *, policy: Policy, clock: Clock, ids: Ids, prices: Prices | None = None
-    ) -> None:
+    def __init__(self, store: Store, *, policy: Policy, clock: Clock, ids: Ids, prices: Prices | None = None) -> None:
         self._store = store
         self._policy = policy
         self._clock = clock
         self._ids = ids
         self._prices = prices
-        self._board = WorkerBoard(store.owners_dir)
+        self._board = WorkerBoard(store.owners_dir, store.is_owner_alive)
         self._world = World(store, clock, self._board)
         self._worker: Worker | None = None
         self._lock = threading.Lock()
@@ -188,15 +189,17 @@ class Guard:
     def runs(
         self, *, states: Sequence[RunState] = (), labels: Mapping[str, str] | None = None, limit: int = 100
     ) -> tuple[RunRecord, ...]:
-        """Runs, newest first, each judged as it stands: one whose workers are all dead is interrupted."""
+        """Runs, newest first, each judged as it stands: one whose workers are all dead is interrupted, and what a dead
+        worker had sent, in whatever run, is in doubt."""
         wanted = tuple(RunState(state) for state in states)
         chosen = tuple(sorted((labels or {}).items()))
         if RunState.INTERRUPTED in wanted:
             # What looks alive may be interrupted by now, and then belongs into the answer.
             for run in self._store.runs(RunQuery(states=_LIVE, labels=chosen, limit=KILL_RUNS_MAX)).result():
-                self.recover(run)
+                self.recover(run, {})
         found = self._store.runs(RunQuery(states=wanted, labels=chosen, limit=limit)).result()
-        judged = (self.recover(run) for run in found)
+        senders = self.senders()
+        judged = (self.recover(run, senders) for run in found)
         return tuple(run for run in judged if not wanted or run.state in wanted)
 
     def show(self, run_id: str) -> RunRecord:
@@ -205,7 +208,7 @@ class Guard:
         if record is None:
             msg = f"there is no run {run_id} in this store"
             raise RunNotFoundError(msg)
-        return self.recover(record)
+        return self.recover(record, self.senders(record.root_run_id))
 
     def operations(
         self, run_id: str | None = None, *, states: Sequence[OperationState] = (), limit: int = 1_000
@@ -285,7 +288,12 @@ class Guard:
         return self._withdraw("deny", run_id=run_id, tool=tool, control_id=rule_id, reason=reason, actor=actor)
 
     def kill(
-        self, *, label: str | None = None, all: bool = False, reason: str = "", actor: str = "operator"  # noqa: A002
+        self,
+        *,
+        label: str | None = None,
+        all: bool = False,
+        reason: str = "",
+        actor: str = "operator",  # noqa: A002
     ) -> tuple[str, ...]:
         """End every run (`all`), or every run with a label (`name` or `name=value`), and refuse new ones, until
         `unkill`. Gives the runs that were ended."""
@@ -308,8 +316,18 @@ class Guard:
             ended.append(record.run_id)
         return tuple(ended)
 
-    def unkill(self, *, label: str | None = None, reason: str = "", actor: str = "operator") -> int:
-        """Withdraw the kill orders of this label, or every kill order; gives how many there were."""
+    def unkill(
+        self,
+        *,
+        label: str | None = None,
+        all: bool = False,
+        reason: str = "",
+        actor: str = "operator",  # noqa: A002
+    ) -> int:
+        """Withdraw the kill orders of this label, or every kill order (`all`, or nothing named); gives how many."""
+        if all and label is not None:
+            msg = "unkill names a label, or says all=True"
+            raise UsageError(msg)
         return self._withdraw("kill", label=label, reason=reason, actor=actor)
 
     def resume(self, run_id: str, *, change: str, reason: str, actor: str = "operator") -> int:
@@ -321,9 +339,7 @@ class Guard:
         """
         record = self.show(run_id)
         return self._store.transact(
-            ResumeRun(
-                run_id=record.root_run_id, now_us=self._clock.now_us(), change=change, reason=reason, actor=actor
-            )
+            ResumeRun(run_id=record.root_run_id, now_us=self._clock.now_us(), change=change, reason=reason, actor=actor)
         ).result()
 
     def reconcile(
@@ -399,16 +415,26 @@ class Guard:
 
     # -- Parts
 
-    def recovery(self, record: RunRecord) -> RecoverRun | None:
-        """The step that takes over what dead workers left in a run, or None when all of them live."""
-        dead = self._board.dead_of(record.owners)
+    def recovery(self, record: RunRecord, others: Iterable[str] = ()) -> RecoverRun | None:
+        """The step that takes over what dead workers left in a run, or None when all of them live: those inside, and
+        `others` that may have left it."""
+        dead = self._board.dead_of(tuple(dict.fromkeys((*record.owners, *others))))
         if not dead:
             return None
         return RecoverRun(run_id=record.root_run_id, now_us=self._clock.now_us(), dead_owners=dead)
 
-    def recover(self, record: RunRecord) -> RunRecord:
+    def senders(self, run_id: str | None = None) -> dict[str, list[str]]:
+        """By run, the workers whose operations are executing: of one run, or of all. A worker may have left its run, or
+        the run may have ended, before the outcome came."""
+        found = self._store.operations(run_id=run_id, states=_EXECUTING, limit=ROWS_MAX).result()
+        senders: dict[str, list[str]] = {}
+        for operation in found:
+            senders.setdefault(operation.run_id, []).append(operation.owner_id)
+        return senders
+
+    def recover(self, record: RunRecord, senders: Mapping[str, list[str]]) -> RunRecord:
         """Take over what dead workers left in a run; the run as it stands afterwards."""
-        step = self.recovery(record)
+        step = self.recovery(record, senders.get(record.root_run_id, ()))
         if step is None:
             return record
         self._store.transact(step).result()

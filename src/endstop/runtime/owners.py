@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from endstop.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from endstop.runtime.clock import Ids
 
 __all__ = ["Worker", "WorkerBoard"]
@@ -65,10 +67,15 @@ class Worker:
 
 
 class WorkerBoard:
-    """Tells living owners from dead ones. `folder` None means that only this process can be an owner."""
+    """Tells living owners from dead ones. `folder` None means that only this process can be an owner.
 
-    def __init__(self, folder: Path | None) -> None:
+    `ask` is for stores that many machines share: it says whether an owner of another process lives, None when the lock
+    files know better.
+    """
+
+    def __init__(self, folder: Path | None, ask: Callable[[str], bool | None] | None = None) -> None:
         self._folder = folder
+        self._ask = ask
         if folder is not None:
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,6 +96,9 @@ class WorkerBoard:
         with _local_lock:
             if owner_id in _local_owners:
                 return True
+        leased = None if self._ask is None else self._ask(owner_id)
+        if leased is not None:
+            return leased
         path = self.path_of(owner_id)
         if path is None:
             return False

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
     from endstop.core.model import Usage
 
-__all__ = ["NO_TABLE", "InstalledPrices", "PriceTable", "TokenPrice", "price_nanos", "prices_installed", "worst_case_nanos"]
+__all__ = [
+    "NO_TABLE",
+    "InstalledPrices",
+    "PriceTable",
+    "TokenPrice",
+    "price_nanos",
+    "prices_installed",
+    "worst_case_nanos",
+]
 
 NANOS_PER_DOLLAR: Final = 1_000_000_000
 TOKENS_PER_MILLION: Final = 1_000_000

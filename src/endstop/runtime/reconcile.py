@@ -91,9 +91,7 @@ def expire_results(guard: Guard, *, older_than_ms: int, actor: str = "retention"
 def _prepared(
     guard: Guard, policy: Policy | None, tools: Iterable[Callable[..., object]], limit: int, actor: str
 ) -> tuple[tuple[str, ...], list[ProbeJob]]:
-    interrupted = tuple(
-        run.run_id for run in guard.runs(limit=ROWS_MAX) if run.state is RunState.INTERRUPTED
-    )
+    interrupted = tuple(run.run_id for run in guard.runs(limit=ROWS_MAX) if run.state is RunState.INTERRUPTED)
     _recover_strays(guard)
     declared = _declared(policy or guard.policy, tools)
     unknown = guard.store.operations(states=(OperationState.UNKNOWN,), limit=limit).result()
@@ -108,19 +106,13 @@ def _prepared(
 
 
 def _recover_strays(guard: Guard) -> None:
-    """Operations that a dead worker left executing in a run that it is no longer listed in (the run was ended)."""
+    """Operations that a dead worker left executing in a run that was not among those looked at."""
     world = guard.world
-    found = guard.store.operations(states=(OperationState.EXECUTING,), limit=ROWS_MAX).result()
-    dead: dict[str, set[str]] = {}
-    alive: dict[str, bool] = {}
-    for item in found:
-        if item.owner_id not in alive:
-            alive[item.owner_id] = world.board.is_alive(item.owner_id)
-        if not alive[item.owner_id]:
-            dead.setdefault(item.run_id, set()).add(item.owner_id)
-    for run_id, owners in sorted(dead.items()):
-        step = RecoverRun(run_id=run_id, now_us=world.clock.now_us(), dead_owners=frozenset(owners))
-        guard.store.transact(step).result()
+    for run_id, owners in sorted(guard.senders().items()):
+        dead = world.board.dead_of(tuple(dict.fromkeys(owners)))
+        if dead:
+            step = RecoverRun(run_id=run_id, now_us=world.clock.now_us(), dead_owners=dead)
+            guard.store.transact(step).result()
 
 
 def _declared(policy: Policy, tools: Iterable[Callable[..., object]]) -> Callable[[str], ToolPolicy]:

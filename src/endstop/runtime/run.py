@@ -7,6 +7,7 @@ between threads. Once the run has stopped, every call raises RunHalted again: th
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
@@ -25,8 +26,8 @@ from endstop.core.reasons import TERMINAL_REASONS, Action, Change, Effect, Error
 from endstop.core.steps_life import CompleteRun, EndRun, NoteUserInput, SaveCheckpoint
 from endstop.core.steps_turn import ReserveChild, ReserveHandoff, StepAnswer
 from endstop.errors import GuardClosedError, RunHalted, UsageError
-from endstop.runtime.binding import bound_arguments, signature_of
-from endstop.runtime.drivers import World, adrive, drive
+from endstop.runtime.binding import bound_arguments, refuse_in_quarantine, signature_of
+from endstop.runtime.drivers import ThreadedCall, World, adrive, drive
 from endstop.runtime.toolface import declared_of, fits, is_async, refuse_generator
 from endstop.runtime.turn import Turn, checked_bound
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from endstop.runtime.declare import ToolOptions
     from endstop.runtime.turn import Prices
 
-__all__ = ["Run", "RunFacts"]
+__all__ = ["Run", "RunFacts", "operation_id_of"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,6 +74,16 @@ class RunFacts:
         self.signal: RunHalted | None = None
         self.has_left = False
         self.pid = os.getpid()
+        self._attempts = itertools.count(1)
+        self._calls = itertools.count(1)
+
+    def new_attempt_id(self) -> str:
+        """A name for one delivery of a call that no other one of this member has."""
+        return str(next(self._attempts))
+
+    def new_call_id(self, head: str) -> str:
+        """A name that no other call of the run has: the member's own, and a number."""
+        return f"{head}-{self.owner_id}-{next(self._calls)}"
 
 
 class Run:
@@ -173,8 +184,8 @@ class Run:
         names the operation in place of the declared template; it is kept as a digest alone. `fault` says that the host
         already knows the call cannot run. Arguments that `function` cannot take are a malformed call, which is refused
         as a value. Raises UsageError for an async function, RunHalted when the run is over, the tool's own exception
-        after it was settled, OutcomeUnknownError after a write whose effect is not proven either way, StoreError when the
-        ledger cannot record the call (the tool was not called).
+        after it was settled, OutcomeUnknownError after a write whose effect is not proven either way, StoreError when
+        the ledger cannot record the call (the tool was not called).
         """
         self.check_open()
         if is_async(function):
@@ -309,9 +320,7 @@ class Run:
     def user_input(self) -> None:
         """A real person spoke to this run: a new epoch. Never for text that a host injects."""
         self.check_open()
-        self.world.store.transact(
-            NoteUserInput(run_id=self.root_run_id, now_us=self.world.clock.now_us())
-        ).result()
+        self.world.store.transact(NoteUserInput(run_id=self.root_run_id, now_us=self.world.clock.now_us())).result()
 
     def complete(self, *, output: object = None) -> Envelope:
         """The task is done: end the run as complete and keep `output` (text or JSON values) for review. Raises
@@ -350,7 +359,7 @@ class Run:
 
     def new_call_id(self, head: str) -> str:
         """An id that no other call of the run has."""
-        return f"{head}-{self._facts.ids.new_id()}"
+        return self._facts.new_call_id(head)
 
     def check_open(self) -> None:
         """Raise the latched signal when this process has seen the run end; GuardClosedError outside of its block."""
@@ -415,12 +424,15 @@ class Run:
             agent=self.agent,
             change=change,
         )
+        complaint = ""
         if fault is None and not isinstance(call.args, str) and not fits(function, call.args):
             fault = ErrorClass.SCHEMA
+            complaint = "They do not fit the parameters of the tool's function."
         store = facts.world.store
+        refuse_in_quarantine(store, policy, name)
         proposal = propose(
             call, policy, run_key=facts.run_key, store_key=store.store_key, scope_value=self._scope_value(policy),
-            fault=fault, given_key=idempotency_key,
+            fault=fault, given_key=idempotency_key, complaint=complaint,
         )  # fmt: skip
         arguments = proposal.args
 
@@ -431,13 +443,14 @@ class Run:
             if threaded and not is_async(function):
                 import asyncio
 
-                return asyncio.to_thread(sending.run, function, given)
+                return ThreadedCall(asyncio.to_thread(sending.run, function, given))
             return sending.run(function, given)
 
         return guarded_call(
             CallRequest(
                 run_id=self.root_run_id, policy=self.policy, tool=policy, proposal=proposal,
-                operation_id=_operation_id(proposal, self.root_run_id, store.store_key), owner_id=facts.owner_id,
+                operation_id=operation_id_of(proposal, self.root_run_id, store.store_key), owner_id=facts.owner_id,
+                attempt_id=facts.new_attempt_id(),
                 generation=facts.generation, run_key=facts.run_key, call=run_tool, now_us=facts.world.clock.now_us,
                 schema_check=_schema_check(policy), input_digest=proposal.operation_fingerprint,
                 store_key=store.store_key,
@@ -455,7 +468,7 @@ class Run:
                 return labels.get("tenant", "")
 
 
-def _operation_id(proposal: Proposal, run_id: str, store_key: bytes) -> str | None:
+def operation_id_of(proposal: Proposal, run_id: str, store_key: bytes) -> str | None:
     """The operation behind a call: named by the key of a write, else by run, call id and arguments."""
     if proposal.fault is not None:
         return None

@@ -218,9 +218,7 @@ def _asked(future: Future[A]) -> Generator[Future[object], object, A]:
 
 
 def _stopped(envelope: Envelope) -> RunStopped:
-    return RunStopped(
-        f"run {envelope.run_id} was stopped: {envelope.terminal_reason}. {envelope.message}", envelope
-    )
+    return RunStopped(f"run {envelope.run_id} was stopped: {envelope.terminal_reason}. {envelope.message}", envelope)
 
 
 def _sorted_out(error: BaseException | None, run_id: str | None) -> tuple[list[RunHalted], list[BaseException]]:

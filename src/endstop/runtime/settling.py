@@ -106,9 +106,7 @@ def operation_history(guard: Guard, record: OperationRecord) -> tuple[EntryRecor
                     continue
                 leaf = orjson.loads(entry.leaf)
                 named = leaf.get("ops")
-                if leaf.get("op") == record.operation_id or (
-                    isinstance(named, list) and record.operation_id in named
-                ):
+                if leaf.get("op") == record.operation_id or (isinstance(named, list) and record.operation_id in named):
                     found[entry.index] = entry
                     earlier = leaf.get("prev")
                     if isinstance(earlier, str) and earlier not in seen:

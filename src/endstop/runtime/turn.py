@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Prices", "Turn"]
 
 # A provider that refused the call before doing any work does not bill it.
-UNBILLED_FAULTS = frozenset({"rate_limit", "auth", "invalid_request"})
+UNBILLED_FAULTS = frozenset({"rate_limit", "auth", "invalid_request", "unreachable"})
 
 
 class Prices(Protocol):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from endstop.core.records import EntryRecord, OperationRecord
+from endstop.core.transitions import OVER_RUN_STATES
 from endstop.errors import GuardClosedError
 from endstop.store.futures import LoopFuture, done_future
 from endstop.store.port import LedgerRow, RunOpened, RunQuery, StoredSpec, StoreFacts
@@ -29,9 +30,10 @@ from endstop.store.transact import (
 from endstop.store.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from concurrent.futures import Future
 
+    from endstop.core.envelope import Envelope
     from endstop.core.records import ChildRecord, ControlRecord, RunRecord
     from endstop.core.steps import Step
     from endstop.core.steps_life import NewRun
@@ -179,6 +181,15 @@ class MemoryStore:
         """One run (or child) as it stands."""
         return self._read(lambda work: _view_of(work, run_id, self._now_us()))
 
+    def endings(self, run_ids: Collection[str]) -> Future[dict[str, Envelope]]:
+        """Of these root runs, those that are over now."""
+
+        def read(work: MemoryWorkspace) -> dict[str, Envelope]:
+            rows = (work.rows.get(run_id) for run_id in run_ids)
+            return {row.run_id: row.envelope for row in rows if row and row.envelope and row.state in OVER_RUN_STATES}
+
+        return self._read(read)
+
     def run_key(self, run_id: str) -> Future[bytes | None]:
         """The key of a run's digests."""
         return self._read(lambda work: None if (row := work.rows.get(_root(work, run_id))) is None else row.run_key)
@@ -240,6 +251,10 @@ class MemoryStore:
         """How many transactions changed something."""
         self._check_open()
         return self._commits
+
+    def is_owner_alive(self, owner_id: str) -> bool | None:  # noqa: ARG002  # the lock files know
+        """None: no leases here."""
+        return None
 
     def facts(self) -> Future[StoreFacts]:
         """What a doctor wants to know."""
@@ -325,5 +340,3 @@ def _list(work: MemoryWorkspace, query: RunQuery, now_us: int) -> tuple[RunRecor
     ]
     chosen.sort(key=lambda view: (view.created_at_us, view.run_id), reverse=True)
     return tuple(chosen[: bounded(query.limit)])
-
-

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
+    from endstop.core.envelope import Envelope
     from endstop.core.model import Spec
     from endstop.core.reasons import RunState
     from endstop.core.records import ControlRecord, EntryRecord, OperationRecord, RunRecord
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from endstop.core.steps_life import Joined, NewRun
     from endstop.core.transitions import OperationState
 
-__all__ = ["ROWS_MAX", "LedgerRow", "RunOpened", "RunQuery", "Store", "StoreFacts", "StoredSpec"]
+__all__ = [
+    "ROWS_MAX", "LedgerRow", "RestorableStore", "RunOpened", "RunQuery", "Store", "StoreFacts", "StoredSpec",
+    "quarantine_of",
+]  # fmt: skip
 
 A = TypeVar("A")
 ROWS_MAX: Final = 10_000
@@ -96,6 +100,26 @@ class StoreFacts:
     integrity: str
 
 
+@runtime_checkable
+class RestorableStore(Protocol):
+    """A store that sees when it was restored from a backup. Such a one is in quarantine until somebody accepts it."""
+
+    @property
+    def quarantine(self) -> str | None:
+        """Why side effects are refused, or None."""
+        ...
+
+    def accept_restore(self, *, actor: str, reason: str) -> None:
+        """Take the records as they are, with an entry that says who and a digest of why."""
+        ...
+
+
+def quarantine_of(store: object) -> str | None:
+    """Why a store's records are not trusted for side effects, or None."""
+    wrong: str | None = getattr(store, "quarantine", None)
+    return wrong
+
+
 class Store(Protocol):
     """Durable state of runs, operations, controls and the ledger. See the module's contract."""
 
@@ -154,8 +178,16 @@ class Store(Protocol):
         ...
 
     def withdraw_controls(
-        self, *, kind: str, run_id: str | None, label: str | None, tool: str | None, control_id: str | None,
-        actor: str, reason: str, now_us: int,
+        self,
+        *,
+        kind: str,
+        run_id: str | None,
+        label: str | None,
+        tool: str | None,
+        control_id: str | None,
+        actor: str,
+        reason: str,
+        now_us: int,
     ) -> Future[int]:
         """Withdraw the orders of `kind` that match every part given; gives how many there were."""
         ...
@@ -174,6 +206,10 @@ class Store(Protocol):
         """One run (or child) as it stands."""
         ...
 
+    def endings(self, run_ids: Collection[str]) -> Future[dict[str, Envelope]]:
+        """Of these root runs, those that are over now (stopped, complete, paused), by id."""
+        ...
+
     def run_key(self, run_id: str) -> Future[bytes | None]:
         """The key of a run's digests, None when there is no such run or the key was destroyed."""
         ...
@@ -183,7 +219,11 @@ class Store(Protocol):
         ...
 
     def operations(
-        self, *, run_id: str | None = None, states: Sequence[OperationState] = (), operation_id: str | None = None,
+        self,
+        *,
+        run_id: str | None = None,
+        states: Sequence[OperationState] = (),
+        operation_id: str | None = None,
         limit: int = 1_000,
     ) -> Future[tuple[OperationRecord, ...]]:
         """Operations, oldest first."""
@@ -209,6 +249,10 @@ class Store(Protocol):
 
     def change_counter(self) -> int:
         """A number that changes with every commit by any process; cheap enough to ask a hundred times a second."""
+        ...
+
+    def is_owner_alive(self, owner_id: str) -> bool | None:
+        """Whether a worker of another process lives, where the store itself keeps leases; None: ask the lock files."""
         ...
 
     def facts(self) -> Future[StoreFacts]:

@@ -123,9 +123,7 @@ def controls_for(standing: Iterable[ControlRecord], run_id: str, labels: Sequenc
             orders.setdefault(control.kind, Order(reason=control.reason, actor=control.actor))
     if not orders and not denies:
         return NO_CONTROLS
-    return Controls(
-        stop=orders.get("stop"), kill=orders.get("kill"), frozen=orders.get("freeze"), denies=tuple(denies)
-    )
+    return Controls(stop=orders.get("stop"), kill=orders.get("kill"), frozen=orders.get("freeze"), denies=tuple(denies))
 
 
 def ledger_row(leaf: bytes, input_hash: str | None) -> LedgerRow:

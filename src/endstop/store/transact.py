@@ -77,9 +77,7 @@ def _run_of(work: Workspace, run_id: str) -> LiveRun:
     return run
 
 
-def _check_fences(
-    work: Workspace, txn: RunTransaction, known_id: str | None, known: OperationRecord | None
-) -> None:
+def _check_fences(work: Workspace, txn: RunTransaction, known_id: str | None, known: OperationRecord | None) -> None:
     """Every operation is written over exactly the version that was read; `known` is what the step was given."""
     fences: dict[str, int] = {}
     for record, expected in txn.operations:
@@ -239,9 +237,7 @@ def withdraw_controls(work: Workspace, asked: Withdrawal) -> int:
     return len(chosen)
 
 
-def _note_order(
-    work: Workspace, control: ControlRecord, order: str, reason: str, actor: str, now_us: int
-) -> None:
+def _note_order(work: Workspace, control: ControlRecord, order: str, reason: str, actor: str, now_us: int) -> None:
     why = digest(reason.encode("utf-8", "replace")) if reason else ""
     fields = control_fields(control, order=order, why=why)
     run = None if control.run_id is None else work.live(control.run_id)

@@ -26,7 +26,7 @@ class Rule(StrEnum):
     ONE_EFFECT = "one_effect"  # at most one effect an operation; an open outcome is never sent again
     SETTLED_ONCE = "settled_once"  # by the attempt and fence that own it
     TRUE_OUTCOME = "true_outcome"  # "applied" and "not applied" are what the target says
-    BUDGET = "budget"  # posted + held never exceeds the budget, and covers what was used
+    BUDGET = "budget"  # posted + held never exceeds the budget, covers what was used, and has no call twice
     FOLD = "fold"  # folding the entries gives the evidence and the tables
     NO_GAPS = "no_gaps"  # of positions, and of each run's numbers; stored entries never change
     ONE_END = "one_end"  # one terminal reason and envelope a generation, and no call reserved after it

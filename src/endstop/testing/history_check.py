@@ -80,6 +80,7 @@ class HistoryChecker:
         self._sent: dict[str, list[int]] = defaultdict(list)
         self._values: dict[tuple[str, int], str] = {}
         self._spent: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        self._bounds: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self._posted: dict[str, Evidence] = {}
         self._orders: tuple[ControlRecord, ...] = ()
         self._labels: dict[str, tuple[tuple[str, str], ...]] = {}
@@ -206,6 +207,9 @@ class HistoryChecker:
         if ended is not None:
             _broken(Rule.ONE_END, f"{kind} {call} of {run_id} was reserved after its {ended} in this generation")
         self._obeyed(run_id, kind, entry)
+        if kind == "turn_intent":
+            tokens, nanos = self._bounds[run_id]
+            self._bounds[run_id] = tokens + _whole(entry, "tokens_bound"), nanos + _whole(entry, "nanos_bound")
         if kind != "call_intent":
             return
         self._intents.add((run_id, call, str(entry.get("owner", ""))))
@@ -290,6 +294,10 @@ class HistoryChecker:
         nanos, budget = stored.spend_nanos + stored.held_nanos, run.limits.spend_nanos_max
         if self._enforces and budget is not None and nanos > budget:
             _broken(Rule.BUDGET, f"{run.run_id} has {nanos} nanos posted and held, of {budget}")
+        # No call uses more than its bound here, so more than all bounds means that one was posted twice.
+        if tokens > self._bounds[run.run_id][0] or nanos > self._bounds[run.run_id][1]:
+            bounds = self._bounds[run.run_id]
+            _broken(Rule.BUDGET, f"{run.run_id} has ({tokens}, {nanos}) posted and held for calls of at most {bounds}")
         self._covered(run.run_id)
 
     def _covered(self, run_id: str) -> None:
@@ -328,3 +336,7 @@ class HistoryChecker:
             told = fold.ends.get(run.generation)
             _broken(Rule.ONE_END, f"{run.run_id}: the envelope says {envelope.terminal_reason}, the entries {told}")
 
+
+def _whole(entry: Mapping[str, object], name: str) -> int:
+    value = entry.get(name, 0)
+    return value if isinstance(value, int) else 0

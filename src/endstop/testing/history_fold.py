@@ -123,9 +123,7 @@ class OperationFold:
 def _plain(evidence: Evidence) -> Evidence:
     """What of an evidence entries can give back: not the sketch of the last answer, nor the words of an ending."""
     last = evidence.last
-    return replace(
-        evidence, last=None if last is None else replace(last, sketch=None, text=None), ended_message=""
-    )
+    return replace(evidence, last=None if last is None else replace(last, sketch=None, text=None), ended_message="")
 
 
 def _number(entry: Mapping[str, object], name: str, default: int) -> int:

@@ -160,9 +160,7 @@ def _tell(tally: Tally, silent: tuple[str, ...]) -> None:
 
 def _parts(start: int, seeds: int, jobs: int) -> Iterator[Tally]:
     """The tallies of all chunks, in the order of their seeds."""
-    chunks = [
-        (first, min(CHUNK_SEEDS, start + seeds - first)) for first in range(start, start + seeds, CHUNK_SEEDS)
-    ]
+    chunks = [(first, min(CHUNK_SEEDS, start + seeds - first)) for first in range(start, start + seeds, CHUNK_SEEDS)]
     if jobs == 1:
         for first, count in chunks:
             yield simulate_range(first, count)

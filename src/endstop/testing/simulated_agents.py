@@ -7,7 +7,8 @@ here step by step, so that a fault may fall between any two of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +38,7 @@ from endstop.errors import (
     RunJoinError,
     StoreError,
 )
-from endstop.runtime.run import _operation_id
+from endstop.runtime.run import operation_id_of
 from endstop.testing.simulated_commands import CallModel, Fork, HasEnded, LookAt, Nap, OpenRun, Told
 from endstop.testing.simulated_faults import Chance, Fault
 from endstop.testing.simulated_world import SimulatedCancel, SimulatedToolError
@@ -153,6 +154,7 @@ class _Desk:
     plan: RunPlan
     around: Surroundings
     opened: RunOpened
+    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
     def policy(self) -> Policy:
@@ -209,9 +211,7 @@ def _work(desk: _Desk) -> Flow[None]:
 
 def _complete(desk: _Desk) -> Flow[None]:
     seat, run_id, generation = desk.seat, desk.plan.run_id, desk.opened.joined.generation
-    yield from _tried(
-        lambda: CompleteRun(run_id=run_id, now_us=seat.now_us(), output="done", generation=generation)
-    )
+    yield from _tried(lambda: CompleteRun(run_id=run_id, now_us=seat.now_us(), output="done", generation=generation))
 
 
 def _tried(make: Callable[[], object]) -> Flow[None]:
@@ -269,8 +269,8 @@ def _request(desk: _Desk, item: Item, call_id: str, change: Change | None) -> Ca
     )  # fmt: skip
     return CallRequest(
         run_id=plan.run_id, policy=desk.policy, tool=tool, proposal=proposal,
-        operation_id=_operation_id(proposal, plan.run_id, around.store_key), owner_id=seat.owner_id,
-        run_key=run_key, call=around.tool(tool, item.tool), now_us=seat.now_us,
+        operation_id=operation_id_of(proposal, plan.run_id, around.store_key), owner_id=seat.owner_id,
+        attempt_id=str(next(desk.attempts)), run_key=run_key, call=around.tool(tool, item.tool), now_us=seat.now_us,
         generation=desk.opened.joined.generation,
     )  # fmt: skip
 
@@ -280,9 +280,7 @@ def _turn(desk: _Desk) -> Flow[None]:
     seat, plan, around, chance = desk.seat, desk.plan, desk.around, desk.around.chance
     call_id = f"turn-{around.new_id()}"
     bound = chance.between(100, 900)
-    proposal = TurnProposal(
-        call_id=call_id, model="simulated", tokens_bound=bound, nanos_bound=bound * NANOS_A_TOKEN
-    )
+    proposal = TurnProposal(call_id=call_id, model="simulated", tokens_bound=bound, nanos_bound=bound * NANOS_A_TOKEN)
     try:
         reserved: StepAnswer = yield from perform(
             Transact(

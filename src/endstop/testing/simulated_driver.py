@@ -158,7 +158,7 @@ class Driver:
     def lift_all_orders(self) -> None:
         """The operators go home: nothing stands in force any more."""
         for kind in _ORDER_KINDS:
-            self._lift(kind)
+            self._lift(kind).result()
             self._record("world", f"lift {kind}", None, orders=True)
 
     def compare_leaves(self) -> None:

@@ -62,7 +62,12 @@ def _control(
     label: str | None = None,
 ) -> ControlRecord:  # fmt: skip
     return ControlRecord(
-        control_id=around.new_id(), kind=kind, run_id=run_id, tool=tool, label=label, reason="drill",
+        control_id=around.new_id(),
+        kind=kind,
+        run_id=run_id,
+        tool=tool,
+        label=label,
+        reason="drill",
         created_at_us=now_us(),
     )
 

@@ -20,12 +20,7 @@ from endstop.core.records import ControlRecord
 from endstop.core.steps_life import CompleteRun, EndRun, LeaveRun, ResumeRun, SaveCheckpoint
 from endstop.core.steps_turn import ReserveChild
 from endstop.core.transitions import OperationState
-from endstop.errors import (
-    RunJoinError,
-    RunNotFoundError,
-    StoreUnavailableError,
-    UsageError,
-)  # fmt: skip
+from endstop.errors import RunJoinError, RunNotFoundError, StoreUnavailableError, UsageError
 from endstop.store.port import ROWS_MAX, RunQuery, StoredSpec
 from endstop.testing.store_samples import (
     OWNER,
@@ -169,6 +164,8 @@ class RunContract(StoreTests):
             assert store.run("nobody").result() is None
             assert store.spec("nobody").result() is None
             assert store.run_key("nobody").result() is None
+            assert store.endings(["nobody"]).result() == {}
+            assert store.endings([]).result() == {}
             assert store.evidence_of("nobody").result() is None
             assert store.runs(RunQuery()).result() == ()
             assert store.operations(run_id="nobody").result() == ()
@@ -298,6 +295,7 @@ class RunContract(StoreTests):
             run = stored_run(store, "a")
             assert run.envelope == envelope
             assert run.state is RunState.STOPPED
+            assert store.endings(["nobody", "a"]).result() == {"a": envelope}
             assert run.checkpoint is not None
             assert (run.checkpoint.data, run.checkpoint.seq, run.checkpoint.at_us) == ('{"at":7}', seq, START_US + 5)
             assert run.updated_at_us == START_US + 6
@@ -308,6 +306,7 @@ class RunContract(StoreTests):
             store.transact(LeaveRun(run_id="a", now_us=START_US + 8, owner_id=OWNER)).result()
             run = stored_run(store, "a")
             assert (run.generation, run.limits.steps_max, run.envelope, run.owners) == (generation, 9, None, ())
+            assert store.endings(["a"]).result() == {}
             store.transact(CompleteRun(run_id="a", now_us=START_US + 9, output="the answer")).result()
             run = stored_run(store, "a")
             assert (run.output, run.state) == ("the answer", RunState.COMPLETE)
@@ -474,9 +473,7 @@ class RunContract(StoreTests):
                 record = operation(f"op-{9 - number}", run_id, created_at_us=START_US + number)
                 if number == 2:  # noqa: PLR2004
                     record = replace(record, state=OperationState.COMMITTED, result=b"{}", result_kind="inline")
-                store.transact(
-                    WriteOperation(run_id=run_id, now_us=START_US, record=record, expected_fence=0)
-                ).result()
+                store.transact(WriteOperation(run_id=run_id, now_us=START_US, record=record, expected_fence=0)).result()
 
             def listed(**parts: object) -> list[str]:
                 return [found.operation_id for found in store.operations(**parts).result()]  # type: ignore[arg-type]  # parts

@@ -156,9 +156,7 @@ def test_a_worker_killed_in_the_middle_of_a_call_leaves_it_in_doubt_for_ever(dat
     assert workers.sent() == ["a"]
 
 
-def test_a_backend_that_is_terminated_while_a_tool_runs_costs_nothing(
-    postgres: PostgresServer, database: str
-) -> None:
+def test_a_backend_that_is_terminated_while_a_tool_runs_costs_nothing(postgres: PostgresServer, database: str) -> None:
     """The result comes late, through another connection, and is that of the same attempt."""
     calls: list[str] = []
     with guard_on(database) as guard, guard.run(SPEC, run_id="r1") as run:

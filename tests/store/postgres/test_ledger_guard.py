@@ -181,4 +181,3 @@ def test_the_ledger_is_named_once_for_all_who_open_it_at_the_same_moment(databas
     assert len(opened[0].entries().result()) == 1
     for store in opened:
         store.close()
-

@@ -35,7 +35,6 @@ def guard_on(url: str) -> es.Guard:
     store = PostgresStore(url, new_key=IDS.new_key, now_us=CLOCK.now_us, lease_ms=LEASE_MS)
     guard = Guard(store, policy=POLICY, clock=CLOCK, ids=IDS)
     # Who lives on another machine is known by his lease, not by a lock file here.
-    guard.world.board.is_alive = store.is_owner_alive  # type: ignore[method-assign]  # until the board asks the store
     return guard
 
 

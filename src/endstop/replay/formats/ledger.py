@@ -22,7 +22,6 @@ from endstop.replay.trace import (
     AnswerDigest,
     Event,
     Item,
-    RunEnd,
     RunHead,
     Skips,
     TraceCall,
@@ -163,8 +162,8 @@ def entry_events(entry: Json, owners: set[str], skips: Skips) -> Iterator[Event]
             yield TraceStart(resumed=True, at_us=at_us)
         case "stop" | "complete":
             owners.clear()
-            yield TracePause(at_us=at_us)
-            yield RunEnd(outcome=text(entry.get("reason")))
+            # A resume may follow, so this is not the run's last word.
+            yield TracePause(outcome=text(entry.get("reason")), at_us=at_us)
         case _:
             if kind == "run_join":
                 owners.add(text(entry.get("owner")))

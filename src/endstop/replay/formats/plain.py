@@ -11,10 +11,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from endstop.core.model import NAME_CHARS_MAX
 from endstop.core.reasons import Effect, ErrorClass, Status
+from endstop.core.slots import sealed
 from endstop.replay.fields import (
     Json,
     arguments,
@@ -30,6 +32,8 @@ from endstop.replay.fields import (
 )
 from endstop.replay.format import Format
 from endstop.replay.trace import (
+    OPEN_CALL,
+    OPEN_RESULT,
     Event,
     Item,
     RunHead,
@@ -136,9 +140,12 @@ def _error(error: object) -> tuple[ErrorClass | None, str | None]:
 def _read(source: Source, skips: Skips) -> Iterator[Item]:
     lines = _Lines(source)
     calls = 0
+    head, last_run = lines.head(None), None
     for line in source.records(skips):
         get = line.get
-        head = lines.head(get("run"))
+        run = get("run")
+        if run != last_run:
+            head, last_run = lines.head(run), run
         at, tool = get("at"), get("tool")
         at_us = None if at is None else at if type(at) is int and at > MICROSECONDS_FROM else time_us(at)
         if type(tool) is not str or not tool:
@@ -162,13 +169,14 @@ def _read(source: Source, skips: Skips) -> Iterator[Item]:
             call_id = f"call-{calls}"
         if type(args) is not dict:
             args = arguments(args)
-        made = OPEN_CALL(
-                tool=tool if len(tool) <= NAME_CHARS_MAX else name(tool), args=args, call_id=call_id, round_id=round_id,
-                agent=agent, effect=None if effect is None else _EFFECTS.get(str(effect)), at_us=at_us,
-            ),
-        )  # fmt: skip
+        if len(tool) > NAME_CHARS_MAX:
+            tool = name(tool)
+        made = OPEN_CALL(tool=tool, args=args, call_id=call_id, round_id=round_id, agent=agent, at_us=at_us)
+        if effect is not None:
+            made = replace(made, effect=_EFFECTS.get(str(effect)))
+        yield head, sealed(made, TraceCall)
         if "result" in line and _SPECIAL.isdisjoint(line):
-            yield head, TraceResult(call_id=call_id, value=line["result"], at_us=at_us)
+            yield head, sealed(OPEN_RESULT(call_id=call_id, value=line["result"], at_us=at_us), TraceResult)
         else:
             yield head, _outcome(line, call_id, at_us)
 

@@ -48,6 +48,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 BATCH_MAX: Final = 128
 TRIES_MAX: Final = 8
+COMPANY: Final = 16  # batches of one after which a caller is taken to be alone
 DOUBTS: Final = 8  # batches that are read first after one whose assumptions were wrong
 READ_BACK_MS_MAX: Final = 15_000
 READ_BACK_STEP_MS: Final = 250
@@ -117,6 +118,7 @@ class Lane:
         self._written = written
         self._writer_id = ""
         self._batch_no = 0
+        self._company = 0  # above 0: others came at the same time, not long ago
         self._doubts = 0
         self._assumes = True
         self.writer_ids: list[str] = []  # every name that this lane has had in the database
@@ -140,21 +142,23 @@ class Lane:
         self._take(_Request(lambda work: function(work, argument), argument, cast("LoopFuture[object]", future)))
         return future
 
-    def run_now(
-        self, function: Callable[[Workspace, A], R], argument: A, held: list[BaseException] | None = None
-    ) -> R:
+    def run_now(self, function: Callable[[Workspace, A], R], argument: A, held: list[BaseException] | None = None) -> R:
         """Run a request and give its answer: on this thread when the lane is idle, else through its queue.
 
         Never on the main thread: an interrupt there would break into the exchange with the server, and nobody could
         say what became of it. Waiting for the lane's thread can be interrupted at no cost.
         """
-        if self._lead.locked() or threading.current_thread() is threading.main_thread():
-            ticket = _Ticket()
-            self._take(_Request(lambda work: function(work, argument), argument, ticket))
-            return cast("R", ticket.wait(held))
-        with self._lead:
+        request = _Request(lambda work: function(work, argument), argument, _Ticket())
+        # In company, whoever goes alone makes all others wait for a commit that could have been theirs too.
+        queues = self._company > 0 or threading.current_thread() is threading.main_thread()
+        if queues or not self._lead.acquire(blocking=False):
+            self._take(request)
+            return cast("R", cast("_Ticket", request.future).wait(held))
+        try:
             self._check_open()
-            answer, error = self._one(_Request(lambda work: function(work, argument), argument, _Ticket()))
+            answer, error = self._one(request)
+        finally:
+            self._lead.release()
         if error is not None:
             raise error
         return cast("R", answer)
@@ -191,6 +195,7 @@ class Lane:
             # The lead first: what comes while we wait for it goes into the same transaction.
             with self._lead:
                 batch, last = self._gather(request)
+                self._company = COMPANY if len(batch) > 1 else max(0, self._company - 1)
                 outcomes = self._commit_batch(batch)
             _tell(batch, outcomes)
 
@@ -284,6 +289,7 @@ class Lane:
                 raise self._undone(connection, error) from error
             self._work.drop()
             if not written or not self._reads_back():
+                self._link.sweep()
                 raise StaleError from error
         if written:
             self._batch_no += 1
@@ -309,6 +315,7 @@ class Lane:
         """Undo the transaction; gives what to raise."""
         self._work.revert()
         if isinstance(error, psycopg.Error) and is_lost(error, connection):
+            self._link.sweep()
             return StaleError("the connection broke before the COMMIT")
         if not connection.closed:
             connection.execute(b"ROLLBACK")

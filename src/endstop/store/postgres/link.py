@@ -21,7 +21,7 @@ __all__ = ["CONNECT_WAIT_S_MAX", "Link"]
 
 R = TypeVar("R")
 CONNECT_WAIT_S_MAX: Final = 10
-TRIES_MAX: Final = 6
+TRIES_MAX: Final = 4
 CLOSING_WAIT_S_MAX: Final = 2
 IDLE_S_MAX: Final = 300
 # A dead peer is noticed after about 30 s, in place of the operating system's hours.
@@ -76,8 +76,13 @@ class Link:
             except psycopg.OperationalError as error:  # mostly one that broke while it lay in the pool
                 if isinstance(error, PoolTimeout) or not (error.sqlstate or "08").startswith(("57P", "08")):
                     raise
+            self.sweep()
         with self.pooled() as connection:
             return work(connection)
+
+    def sweep(self) -> None:
+        """Throw away what broke while it lay in the pool: what broke one connection mostly broke them all."""
+        self._pool.check()
 
     @contextmanager
     def fresh(self) -> Iterator[psycopg.Connection]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
+from endstop.core.codec import envelope_from
 from endstop.core.records import EntryRecord
 from endstop.core.transitions import FINAL_OPERATION_STATES
 from endstop.store.port import LedgerRow, RunQuery, StoredSpec
@@ -12,10 +13,11 @@ from endstop.store.postgres.statements import sql
 from endstop.store.rows import bounded, child_view, has_labels, ledger_row, run_view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import psycopg
 
+    from endstop.core.envelope import Envelope
     from endstop.core.records import ChildRecord, ControlRecord, OperationRecord, RunRecord
     from endstop.core.transitions import OperationState
 
@@ -71,6 +73,11 @@ class Reader:
         if child is None or row is None:
             return None
         return child_view(child, run_view(run_from(row), now_us))
+
+    def endings(self, run_ids: Collection[str]) -> dict[str, Envelope]:
+        """Of these root runs, those that are over."""
+        rows = self._rows("endings", ids=list(run_ids))
+        return {str(run_id): envelope_from(str(envelope).encode()) for run_id, envelope in rows}
 
     def run_key(self, run_id: str) -> bytes | None:
         """The key of a run's digests."""
@@ -148,9 +155,7 @@ class Reader:
         if operation_id is not None:
             found = (operation_from(row) for row in self._rows("operations_by_id", ids=[operation_id]))
             return tuple(
-                record
-                for record in found
-                if root in (None, record.run_id) and (not states or record.state in states)
+                record for record in found if root in (None, record.run_id) and (not states or record.state in states)
             )[:limit]
         if root is not None:
             rows = self._rows("operations_of_run", run_id=root, states=chosen, many=limit)

@@ -68,9 +68,7 @@ def migrations() -> tuple[Migration, ...]:
     folder = resources.files("endstop.store").joinpath("sql", "postgres")
     names = [item.name for item in folder.iterdir()]
     found = sorted((match[1], match[2], name) for name in names if (match := _FILE_NAME.fullmatch(name)))
-    made = tuple(
-        Migration(version=int(number), post=kind == "post", sql=text_of(name)) for number, kind, name in found
-    )
+    made = tuple(Migration(version=int(number), post=kind == "post", sql=text_of(name)) for number, kind, name in found)
     if [migration.version for migration in made] != list(range(1, len(made) + 1)):
         msg = f"the installed PostgreSQL migrations are {[number for number, _, _ in found]}: install the package again"
         raise InvariantError(msg)
@@ -211,4 +209,3 @@ def _name(connection: psycopg.Connection, new_key: Callable[[], bytes], made_at_
 def _rolled_back(connection: psycopg.Connection) -> None:
     if not connection.closed:
         connection.execute("ROLLBACK")
-

@@ -12,8 +12,8 @@ __all__ = ["LOCK_SPACE", "settings", "sql", "text_of"]
 
 # The first half of every advisory lock's name ("EndS"); the names of runs use the next number.
 LOCK_SPACE: Final = 0x456E6453
-LOCK_MS_MAX: Final = 15_000  # above IDLE_MS_MAX: a lock that a stopped process holds comes free in time
-IDLE_MS_MAX: Final = 10_000
+LOCK_MS_MAX: Final = 8_000  # above IDLE_MS_MAX: a lock that a stopped process holds comes free in time
+IDLE_MS_MAX: Final = 5_000
 STATEMENT_MS_MAX: Final = 30_000
 
 

@@ -43,9 +43,10 @@ from endstop.store.transact import (
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from concurrent.futures import Future
 
+    from endstop.core.envelope import Envelope
     from endstop.core.records import ControlRecord, EntryRecord, OperationRecord, RunRecord
     from endstop.core.steps import Step
     from endstop.core.steps_life import NewRun
@@ -161,6 +162,10 @@ class PostgresStore:
     def run(self, run_id: str) -> Future[RunRecord | None]:
         """One run (or child) as it stands."""
         return self._read(lambda reader: reader.run(run_id, self._now_us()))
+
+    def endings(self, run_ids: Collection[str]) -> Future[dict[str, Envelope]]:
+        """Of these root runs, those that are over now."""
+        return self._read(lambda reader: reader.endings(run_ids))
 
     def run_key(self, run_id: str) -> Future[bytes | None]:
         """The key of a run's digests."""

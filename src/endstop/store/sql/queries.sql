@@ -55,6 +55,11 @@ WHERE (created_at_us, run_id) < (?1, ?2) AND (?3 IS NULL OR state IN (SELECT val
 ORDER BY created_at_us DESC, run_id DESC
 LIMIT ?4;
 
+-- name: endings
+-- Which of some root runs are over, and how.
+SELECT run_id, envelope FROM run
+WHERE run_id IN (SELECT value FROM json_each(?)) AND state IN ('stopped', 'complete', 'paused') AND envelope IS NOT NULL;
+
 -- name: run_key
 -- The key of one run's digests.
 SELECT run_key FROM run WHERE run_id = ?;

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import orjson
 
+from endstop.core.codec import envelope_from
 from endstop.core.records import EntryRecord
 from endstop.core.transitions import OperationState
 from endstop.store.futures import done_future
@@ -23,11 +24,12 @@ from endstop.store.sqlite.encoding import (
 from endstop.store.sqlite.faults import mapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from concurrent.futures import Future
 
     import apsw
 
+    from endstop.core.envelope import Envelope
     from endstop.core.records import ChildRecord, ControlRecord, OperationRecord, RunRecord
 
 __all__ = ["Reader"]
@@ -108,6 +110,11 @@ class Reader:
         root = run_view(run_from(row), now_us)
         return root if child is None else child_view(child, root)
 
+    def endings(self, run_ids: Collection[str]) -> dict[str, Envelope]:
+        """Of these root runs, those that are over."""
+        rows = self._rows("endings", orjson.dumps(list(run_ids)).decode())
+        return {str(run_id): envelope_from(str(envelope).encode()) for run_id, envelope in rows}
+
     def run_key(self, run_id: str) -> bytes | None:
         """The key of a run's digests."""
         row = self._row("run_key", self._root(run_id))
@@ -178,9 +185,7 @@ class Reader:
             rows = self._rows("operation", operation_id)
             found = (operation_from(row) for row in rows)
             return tuple(
-                record
-                for record in found
-                if root in (None, record.run_id) and (not states or record.state in states)
+                record for record in found if root in (None, record.run_id) and (not states or record.state in states)
             )[:limit]
         if root is not None:
             rows = self._rows("operations_of_run", chosen, limit, root)

@@ -19,6 +19,7 @@ from endstop.errors import GuardClosedError
 from endstop.store.migrations import SCHEMA_VERSION, queries
 from endstop.store.port import LedgerRow, RunOpened, RunQuery, StoredSpec, StoreFacts
 from endstop.store.sqlite.faults import mapped
+from endstop.store.sqlite.incarnation import Incarnation
 from endstop.store.sqlite.opening import check_library, connect, open_file
 from endstop.store.sqlite.reading import Reader
 from endstop.store.sqlite.tables import SqliteWorkspace
@@ -36,10 +37,11 @@ from endstop.store.transact import (
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
+    from endstop.core.envelope import Envelope
     from endstop.core.records import ControlRecord, EntryRecord, OperationRecord, RunRecord
     from endstop.core.steps import Step
     from endstop.core.steps_life import NewRun
@@ -89,7 +91,21 @@ class SqliteStore:
         except BaseException:
             self._turnstile.close()
             raise
+        try:
+            self._incarnation = Incarnation(self._owners, self._file.ledger)
+            self._new_key = new_key
+            self._turnstile.enter()
+            try:
+                self._incarnation.enter(self._writing)
+            finally:
+                self._turnstile.leave()
+        except BaseException:
+            self._reader.close()
+            self._writing.close()
+            self._turnstile.close()
+            raise
         work = SqliteWorkspace(self._file.ledger, self._writing, sql)
+        work.after_commit = self._incarnation.note
         self._writer = Writer(path, self._file, work, self._turnstile)
         _OPEN.add(self)
 
@@ -112,6 +128,24 @@ class SqliteStore:
     def owners_dir(self) -> Path | None:
         """The folder of workers' lock files."""
         return self._owners
+
+    @property
+    def quarantine(self) -> str | None:
+        """Why side effects are refused: the file is not the one that was written last. None when it is."""
+        return self._incarnation.quarantine
+
+    def accept_restore(self, *, actor: str, reason: str) -> None:
+        """Take a restored file as it is, in a new incarnation; see `endstop.store.sqlite.incarnation`."""
+        self._check_process()
+        connection = connect(self._path)
+        try:
+            self._turnstile.enter()
+            try:
+                self._incarnation.accept(connection, self._new_key, actor=actor, reason=reason, now_us=self._now_us())
+            finally:
+                self._turnstile.leave()
+        finally:
+            connection.close()
 
     # -- writing
 
@@ -166,6 +200,10 @@ class SqliteStore:
         """One run (or child) as it stands."""
         return self._read(lambda reader: reader.run(run_id, self._now_us()))
 
+    def endings(self, run_ids: Collection[str]) -> Future[dict[str, Envelope]]:
+        """Of these root runs, those that are over now."""
+        return self._read(lambda reader: reader.endings(run_ids))
+
     def run_key(self, run_id: str) -> Future[bytes | None]:
         """The key of a run's digests."""
         return self._read(lambda reader: reader.run_key(run_id))
@@ -205,6 +243,10 @@ class SqliteStore:
         with mapped("read"):
             return self._reader.change_counter()
 
+    def is_owner_alive(self, owner_id: str) -> bool | None:  # noqa: ARG002  # the lock files know
+        """None: no leases here."""
+        return None
+
     def facts(self) -> Future[StoreFacts]:
         """What a doctor wants to know."""
         return self._read(self._facts)
@@ -230,6 +272,7 @@ class SqliteStore:
         _OPEN.discard(self)
         self._writer.close()
         self._reader.close()
+        self._incarnation.close()
         self._turnstile.close()
 
     # -- parts

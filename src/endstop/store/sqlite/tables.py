@@ -24,7 +24,7 @@ from endstop.store.sqlite.encoding import (
 from endstop.store.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import apsw
 
@@ -51,6 +51,7 @@ class SqliteWorkspace(Workspace):
         self._many: dict[tuple[str, int], str] = {}
         self._version = -1  # the data's version at our last commit
         self._open = False
+        self.after_commit: Callable[[int], None] | None = None  # hears how many entries there are
 
     # -- the transaction
 
@@ -73,6 +74,8 @@ class SqliteWorkspace(Workspace):
         self._execute("COMMIT")
         self._version = self._connection.data_version()  # it counts our own commits too
         self._open = False
+        if self.after_commit is not None and self._next_index is not None:
+            self.after_commit(self._next_index)
 
     def rollback(self) -> None:
         """Undo it, unless SQLite has undone it already (a full disk does), and forget what was in hand."""

@@ -96,9 +96,7 @@ class Writer:
                 self._thread = threading.Thread(target=self._loop, name="endstop-writer", daemon=True)
                 self._thread.start()
 
-    def run_now(
-        self, function: Callable[[Workspace, A], R], argument: A, held: list[BaseException] | None = None
-    ) -> R:
+    def run_now(self, function: Callable[[Workspace, A], R], argument: A, held: list[BaseException] | None = None) -> R:
         """Run a request and give its answer: on this thread when nobody writes, else through the queue.
 
         An interrupt of this thread that comes too late to stop the commit goes to `held`, or is raised after it.

@@ -79,6 +79,11 @@ WHERE (created_at_us, run.run_id) < (%(before_us)s, %(before_id)s)
 ORDER BY created_at_us DESC, run.run_id DESC
 LIMIT %(many)s;
 
+-- name: endings
+-- Which of some root runs are over, and how.
+SELECT run_id, envelope FROM endstop.run
+WHERE run_id = ANY (%(ids)s::text[]) AND state IN ('stopped', 'complete', 'paused') AND envelope IS NOT NULL;
+
 -- name: run_key
 -- The key of one run's digests.
 SELECT run_key FROM endstop.run WHERE run_id = %(run_id)s;
