@@ -82,12 +82,12 @@ class BareLoop:
 
 def save(key: int, text: str) -> str:
     """The tool: nothing but its own call."""
-    return "saved"
+    return f"{key}: {text}"
 
 
 async def save_async(key: int, text: str) -> str:
     """The same for an event loop."""
-    return "saved"
+    return f"{key}: {text}"
 
 
 class Alone:

@@ -24,8 +24,8 @@ INT_MAX: Final = 2**53 - 1
 NAME_CHARS_MAX: Final = 80
 
 ENTRY_TYPES: Final = (
-    "ledger_open", "run_open", "run_join", "run_leave", "call_intent", "call_refused", "call_replayed", "result", "lost",
-    "turn_intent", "turn_refused", "turn", "handoff", "child", "checkpoint", "user_input", "control", "stop",
+    "ledger_open", "run_open", "run_join", "run_leave", "call_intent", "call_refused", "call_replayed", "result",
+    "lost", "turn_intent", "turn_refused", "turn", "handoff", "child", "checkpoint", "user_input", "control", "stop",
     "complete", "resume", "recover", "operation",
 )  # fmt: skip
 

@@ -37,7 +37,7 @@ TEXTS: Final[dict[Reason, str]] = {
     Reason.PERMISSION_DENIED: "The tool was denied permission. It must not be retried; a person must grant it.",
     Reason.POLICY_BLOCKED: "A policy of the target refused the call. The run is over.",
     Reason.HUMAN_REQUIRED: "A person must act before this run goes on.",
-    Reason.ALREADY_COMMITTED: "This write was already committed in this run. It was not sent again.",
+    Reason.ALREADY_COMMITTED: "This write was already committed under its key. It was not sent again.",
     Reason.OUTCOME_UNKNOWN: "An earlier attempt of this operation has an unknown outcome: it may have happened. It "
     "must not be sent again until a person or a probe has settled it.",
     Reason.DENY_RULE: "An operator has forbidden this call. Do not propose it again; go on without it or finish.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from endstop.core.policy import Policy
@@ -13,18 +12,25 @@ from endstop.core.reasons import Reason, RunState
 from endstop.core.records import ControlRecord
 from endstop.core.steps_life import EndRun, FreezeRun, NewRun, RecoverRun, ResumeRun
 from endstop.core.transitions import OperationState
-from endstop.errors import GuardClosedError, RunNotFoundError, SpecInvalidError, UsageError
+from endstop.errors import (
+    GuardClosedError,
+    RunNotFoundError,
+    SpecInvalidError,
+    StoreFullError,
+    StoreUnavailableError,
+    UsageError,
+)
 from endstop.runtime.checks import check_run_id, checked_labels, checked_version
 from endstop.runtime.clock import SystemClock, SystemIds, environment
 from endstop.runtime.drivers import World
 from endstop.runtime.owners import Worker, WorkerBoard
 from endstop.runtime.scope import RunScope
+from endstop.runtime.stop_report import StopReport
 from endstop.store.port import ROWS_MAX, RunQuery, StoredSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from endstop.core.envelope import Envelope
     from endstop.core.model import Spec, Version
     from endstop.core.records import OperationRecord, RunRecord
     from endstop.runtime.clock import Clock, Ids
@@ -39,16 +45,6 @@ WAIT_POLL_MS: Final = 20
 KILL_RUNS_MAX: Final = 10_000
 _LIVE: Final = (RunState.RUNNING, RunState.FROZEN)
 _EXECUTING: Final = (OperationState.EXECUTING,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopReport:
-    """What a stop found: the run's envelope, the calls in flight when it was committed (id and tool), and whether the
-    run had ended before."""
-
-    envelope: Envelope
-    in_flight: tuple[tuple[str, str], ...]
-    already: bool
 
 
 def open_guard(
@@ -199,7 +195,7 @@ class Guard:
                 self.recover(run, {})
         found = self._store.runs(RunQuery(states=wanted, labels=chosen, limit=limit)).result()
         senders = self.senders()
-        judged = (self.recover(run, senders) for run in found)
+        judged = (self._looked_at(run, senders) for run in found)
         return tuple(run for run in judged if not wanted or run.state in wanted)
 
     def show(self, run_id: str) -> RunRecord:
@@ -208,7 +204,7 @@ class Guard:
         if record is None:
             msg = f"there is no run {run_id} in this store"
             raise RunNotFoundError(msg)
-        return self.recover(record, self.senders(record.root_run_id))
+        return self._looked_at(record, self.senders(record.root_run_id))
 
     def operations(
         self, run_id: str | None = None, *, states: Sequence[OperationState] = (), limit: int = 1_000
@@ -291,9 +287,9 @@ class Guard:
         self,
         *,
         label: str | None = None,
-        all: bool = False,
+        all: bool = False,  # noqa: A002  # the contract's word
         reason: str = "",
-        actor: str = "operator",  # noqa: A002
+        actor: str = "operator",
     ) -> tuple[str, ...]:
         """End every run (`all`), or every run with a label (`name` or `name=value`), and refuse new ones, until
         `unkill`. Gives the runs that were ended."""
@@ -320,9 +316,9 @@ class Guard:
         self,
         *,
         label: str | None = None,
-        all: bool = False,
+        all: bool = False,  # noqa: A002  # the contract's word
         reason: str = "",
-        actor: str = "operator",  # noqa: A002
+        actor: str = "operator",
     ) -> int:
         """Withdraw the kill orders of this label, or every kill order (`all`, or nothing named); gives how many."""
         if all and label is not None:
@@ -440,6 +436,14 @@ class Guard:
         self._store.transact(step).result()
         found = self._store.run(record.run_id).result()
         return record if found is None else found
+
+    def _looked_at(self, record: RunRecord, senders: Mapping[str, list[str]]) -> RunRecord:
+        """The run after its recovery, or as it is stored when a full or read-only store cannot record one: whoever
+        looks in an emergency sees what there is."""
+        try:
+            return self.recover(record, senders)
+        except (StoreFullError, StoreUnavailableError):
+            return record
 
     def _live(self, run_id: str | None) -> tuple[str, ...]:
         if run_id is not None:

@@ -61,8 +61,8 @@ class HaltBoard:
 class Watched:
     """One watched call in its task: `halted` when its run was stopped, `late` when its deadline passed.
 
-    A call that `finishes` runs in a thread, which nobody can cancel: the tool sees the stop in `current().cancelled`, and
-    its outcome is waited for until the deadline.
+    A call that `finishes` runs in a thread, which nobody can cancel: the tool sees the stop in `current().cancelled`,
+    and its outcome is waited for until the deadline.
     """
 
     task: asyncio.Task[Any]

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "RunFacts", "operation_id_of"]
 
+GUARDED = "__endstop_guarded__"
 P = ParamSpec("P")
 T = TypeVar("T")
 DATA_CHARS_MAX = 64 * 1024
@@ -234,12 +235,14 @@ class Run:
                 async def guarded_async(*args: P.args, **kwargs: P.kwargs) -> object:
                     return await self.acall(declared, bound_arguments(signature, args, kwargs))
 
+                setattr(guarded_async, GUARDED, declared)
                 return cast("Callable[P, ToolResult[T]]", guarded_async)
 
             @functools.wraps(function)
             def guarded(*args: P.args, **kwargs: P.kwargs) -> ToolResult[T]:
                 return cast("ToolResult[T]", self.call(declared, bound_arguments(signature, args, kwargs)))
 
+            setattr(guarded, GUARDED, declared)
             return guarded
 
         return wrap
@@ -411,6 +414,8 @@ class Run:
         threaded: bool,
     ) -> Flow[ToolResult[object]]:
         self.check_open()
+        # A tool of a run, passed to a guarded call, is guarded once: by this call.
+        function = getattr(function, GUARDED, function)
         refuse_generator(function)
         facts = self._facts
         own_name, declared = declared_of(function)

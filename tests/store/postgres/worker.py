@@ -33,9 +33,7 @@ def guard_on(url: str) -> es.Guard:
     from endstop.runtime.guard import Guard
 
     store = PostgresStore(url, new_key=IDS.new_key, now_us=CLOCK.now_us, lease_ms=LEASE_MS)
-    guard = Guard(store, policy=POLICY, clock=CLOCK, ids=IDS)
-    # Who lives on another machine is known by his lease, not by a lock file here.
-    return guard
+    return Guard(store, policy=POLICY, clock=CLOCK, ids=IDS)
 
 
 def effect(path: Path, letter: str) -> None:
