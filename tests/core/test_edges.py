@@ -21,14 +21,14 @@ from endstop.core.propose import given_key_of, propose
 from endstop.core.reasons import Action, Reason
 from endstop.core.records import OperationRecord
 from endstop.core.steps import CallReserved
-from endstop.core.steps_life import ResumeRun
+from endstop.core.steps_life import NewRun, ResumeRun, open_run
 from endstop.core.steps_operations import EXPIRED_MAX, BeginProbe, ExpireResults
 from endstop.core.steps_turn import ReserveTurn
 from endstop.core.transitions import OperationEvent, OperationState
 from endstop.store.registry import open_store
 from endstop.store.sqlite import SqliteStore
 from endstop.store.sqlite.incarnation import Incarnation
-from tests.core.stage import KEY, POLICY, STORE_KEY, Stage
+from tests.core.stage import KEY, POLICY, SPEC, STORE_KEY, Stage
 
 WRITE = es.ToolPolicy(effect="write", idempotency_key="{n}")
 
@@ -79,6 +79,14 @@ def test_a_replay_without_its_operation_is_a_bug() -> None:
     next(flow)
     with pytest.raises(es.InvariantError, match="replay"):
         flow.send(CallReserved(verdict=Verdict(action=Action.REPLAY)))
+
+
+def test_a_working_copy_that_no_store_filled_knows_no_spec() -> None:
+    new = NewRun(
+        run_id="r1", spec=SPEC, policy_digest="p", limits=POLICY.limits, agent="main", labels=(), owner_id="w1",
+        now_us=1, run_key=KEY,
+    )  # fmt: skip
+    assert open_run(new, ledger="l").load_spec() is None
 
 
 # -- What is refused, and what stays as it is

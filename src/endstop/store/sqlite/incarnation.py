@@ -15,6 +15,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+import apsw
 import orjson
 
 from endstop.core.canonical import digest
@@ -26,8 +27,6 @@ from endstop.store.workspace import GLOBAL_RUN
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import apsw
 
 __all__ = ["MARK_NAME", "Incarnation"]
 
@@ -97,7 +96,7 @@ class Incarnation:
                 execute("DELETE FROM meta WHERE name = 'quarantine'")
                 execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:
+                with suppress(apsw.SQLError):  # a full disk has undone it already
                     execute("ROLLBACK")
                 raise
         self._id, self.quarantine = made, None
