@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["LoopFuture", "done_future", "wait_held"]
+__all__ = ["LoopFuture", "Outcome", "done_future", "tell", "wait_held"]
 
 A = TypeVar("A")
 
@@ -28,6 +28,36 @@ class LoopFuture(asyncio.Future[A]):
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002  # the signature of asyncio
         """Never."""
         return False
+
+
+class Outcome(NamedTuple):
+    """What became of one request."""
+
+    answer: object
+    error: BaseException | None
+
+
+def tell(told: Iterable[tuple[Future[object] | LoopFuture[object], Outcome]]) -> None:
+    """Let everybody know who waits; an event loop once for all its coroutines."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[LoopFuture[object], Outcome]]] = {}
+    for future, outcome in told:
+        if isinstance(future, LoopFuture):
+            loops.setdefault(future.get_loop(), []).append((future, outcome))
+        else:
+            _settle([(future, outcome)])
+    for loop, waiting in loops.items():
+        try:
+            loop.call_soon_threadsafe(_settle, waiting)
+        except RuntimeError:
+            continue  # the loop was closed: nobody waits there any more
+
+
+def _settle(told: Sequence[tuple[Future[object] | LoopFuture[object], Outcome]]) -> None:
+    for future, (answer, error) in told:
+        if error is None:
+            future.set_result(answer)
+        else:
+            future.set_exception(error)
 
 
 def wait_held(future: Future[A], held: list[BaseException] | None) -> A:

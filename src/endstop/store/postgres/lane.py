@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 import psycopg
 
 from endstop.errors import CommitUnknownError, GuardClosedError, StoreError, StoreUnavailableError
-from endstop.store.futures import LoopFuture
+from endstop.store.futures import LoopFuture, Outcome, tell
 from endstop.store.postgres.faults import (
     OTHER_ISOLATION,
     UNKNOWN_WRITER,
@@ -35,7 +35,7 @@ from endstop.store.postgres.plan import plan_of
 from endstop.store.postgres.statements import settings, sql
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from endstop.store.postgres.link import Link
     from endstop.store.postgres.plan import Plan
@@ -62,9 +62,9 @@ class _Ticket:
     def __init__(self) -> None:
         self._done = threading.Lock()
         self._done.acquire()
-        self._outcome = _Outcome(None, None)
+        self._outcome = Outcome(None, None)
 
-    def tell(self, outcome: _Outcome) -> None:
+    def tell(self, outcome: Outcome) -> None:
         """Let the thread go on."""
         self._outcome = outcome
         self._done.release()
@@ -95,13 +95,6 @@ class _Request(NamedTuple):
     def starts(self) -> bool:
         """Take it, unless its waiter has cancelled it; from here on he cannot."""
         return not isinstance(self.future, Future) or self.future.set_running_or_notify_cancel()
-
-
-class _Outcome(NamedTuple):
-    """What became of one request."""
-
-    answer: object
-    error: BaseException | None
 
 
 class Lane:
@@ -215,18 +208,18 @@ class Lane:
 
     # -- transactions; the lead is held
 
-    def _commit_batch(self, batch: list[_Request]) -> list[_Outcome]:
+    def _commit_batch(self, batch: list[_Request]) -> list[Outcome]:
         """What became of each request of a batch. Never raises: somebody waits for every one of them."""
         if len(batch) > 1:
             try:
                 return self._try(batch, together=True)
             except CommitUnknownError as error:
-                return [_Outcome(None, error) for _ in batch]
+                return [Outcome(None, error) for _ in batch]
             except Exception:  # noqa: S110  # undone: its waiter hears of it when the requests run one by one
                 pass
         return [self._one(request) for request in batch]
 
-    def _one(self, request: _Request) -> _Outcome:
+    def _one(self, request: _Request) -> Outcome:
         """One request in a transaction of its own, again while others come first."""
         for _ in range(TRIES_MAX):
             try:
@@ -234,11 +227,11 @@ class Lane:
             except StaleError:
                 continue
             except Exception as error:  # it belongs to its own waiter alone
-                return _Outcome(None, error)
+                return Outcome(None, error)
         msg = f"the records changed or the connection broke {TRIES_MAX} times in a row; nothing was written: try again"
-        return _Outcome(None, StoreUnavailableError(msg))
+        return Outcome(None, StoreUnavailableError(msg))
 
-    def _try(self, batch: list[_Request], *, together: bool) -> list[_Outcome]:
+    def _try(self, batch: list[_Request], *, together: bool) -> list[Outcome]:
         """One transaction. Raises StaleError when nothing was written and the same may be tried again."""
         plan = plan_of(request.argument for request in batch)
         if self._doubts:
@@ -260,7 +253,7 @@ class Lane:
             self._commit(connection, plan, work.commit)
         return outcomes
 
-    def _try_assumed(self, batch: list[_Request], plan: Plan) -> list[_Outcome] | None:
+    def _try_assumed(self, batch: list[_Request], plan: Plan) -> list[Outcome] | None:
         """One transaction on what is in hand; None when that was not the newest, or not enough: nothing was written."""
         work = self._work
         try:
@@ -295,20 +288,20 @@ class Lane:
             self._batch_no += 1
             self._written(plan)
 
-    def _apply(self, batch: list[_Request], *, together: bool) -> list[_Outcome]:
+    def _apply(self, batch: list[_Request], *, together: bool) -> list[Outcome]:
         """Do the work of each request. A failure that can have left something undoes them all."""
         work = self._work
-        outcomes: list[_Outcome] = []
+        outcomes: list[Outcome] = []
         for request in batch:
             before = work.writes
             try:
-                outcomes.append(_Outcome(request.work(work), None))
+                outcomes.append(Outcome(request.work(work), None))
             except (StoreError, psycopg.Error):
                 raise
             except Exception as error:  # it belongs to its own waiter alone
                 if not together or work.writes != before or work.tainted:
                     raise
-                outcomes.append(_Outcome(None, error))
+                outcomes.append(Outcome(None, error))
         return outcomes
 
     def _undone(self, connection: psycopg.Connection, error: BaseException) -> BaseException:
@@ -362,27 +355,12 @@ class Lane:
 # -- telling
 
 
-def _tell(batch: list[_Request], outcomes: list[_Outcome]) -> None:
-    """Let everybody know who waits; an event loop once for all its coroutines."""
-    loops: dict[asyncio.AbstractEventLoop, list[tuple[LoopFuture[object], _Outcome]]] = {}
+def _tell(batch: list[_Request], outcomes: list[Outcome]) -> None:
+    """Let everybody know who waits: threads by their tickets, the others through their futures."""
+    others: list[tuple[Future[object] | LoopFuture[object], Outcome]] = []
     for request, outcome in zip(batch, outcomes, strict=True):
-        future = request.future
-        if isinstance(future, _Ticket):
-            future.tell(outcome)
-        elif isinstance(future, LoopFuture):
-            loops.setdefault(future.get_loop(), []).append((future, outcome))
+        if isinstance(request.future, _Ticket):
+            request.future.tell(outcome)
         else:
-            _settle([(future, outcome)])
-    for loop, told in loops.items():
-        try:
-            loop.call_soon_threadsafe(_settle, told)
-        except RuntimeError:
-            continue  # the loop was closed: nobody waits there any more
-
-
-def _settle(told: Sequence[tuple[Future[object] | LoopFuture[object], _Outcome]]) -> None:
-    for future, (answer, error) in told:
-        if error is None:
-            future.set_result(answer)
-        else:
-            future.set_exception(error)
+            others.append((request.future, outcome))
+    tell(others)

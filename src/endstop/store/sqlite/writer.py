@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 import apsw
 
 from endstop.errors import GuardClosedError, StoreError, StoreUnavailableError
-from endstop.store.futures import LoopFuture, wait_held
+from endstop.store.futures import LoopFuture, Outcome, tell, wait_held
 from endstop.store.sqlite.faults import commit_fault, store_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from endstop.store.sqlite.opening import OpenedFile
@@ -49,13 +49,6 @@ class _Request(NamedTuple):
     def starts(self) -> bool:
         """Take the work for good; False when its waiter has cancelled it."""
         return not isinstance(self.future, Future) or self.future.set_running_or_notify_cancel()
-
-
-class _Outcome(NamedTuple):
-    """What became of one request."""
-
-    answer: object
-    error: BaseException | None
 
 
 class Writer:
@@ -139,7 +132,7 @@ class Writer:
                 self._next = False
                 batch, last = self._gather(request)
                 outcomes = self._commit_batch(batch)
-            _tell(batch, outcomes)
+            tell((request.future, outcome) for request, outcome in zip(batch, outcomes, strict=True))
 
     def _gather(self, request: _Request | None) -> tuple[list[_Request], bool]:
         """What waits now, up to `BATCH_MAX`, without what its waiter has cancelled; and whether the end was in it."""
@@ -155,7 +148,7 @@ class Writer:
                 break
         return batch, request is None
 
-    def _commit_batch(self, batch: list[_Request]) -> list[_Outcome]:
+    def _commit_batch(self, batch: list[_Request]) -> list[Outcome]:
         """What became of each request of a batch. Never raises: somebody waits for every one of them."""
         if not batch:
             return []
@@ -165,29 +158,29 @@ class Writer:
             if outcomes is None:
                 outcomes = [self._alone(request) for request in batch]
         except Exception as error:  # the same for all: nothing was begun, or the commit itself failed
-            return [_Outcome(None, error) for _ in batch]
+            return [Outcome(None, error) for _ in batch]
         finally:
             self._turnstile.leave()
         return outcomes
 
     # -- transactions; the lead is held, and the lock of the processes
 
-    def _together(self, batch: list[_Request]) -> list[_Outcome] | None:
+    def _together(self, batch: list[_Request]) -> list[Outcome] | None:
         """All requests in one transaction; None when it was undone because one of them may have left something."""
         work = self._work
-        outcomes: list[_Outcome] = []
+        outcomes: list[Outcome] = []
         try:
             work.begin()
             for request in batch:
                 before = work.writes
                 try:
-                    outcomes.append(_Outcome(request.work(work), None))
+                    outcomes.append(Outcome(request.work(work), None))
                 except StoreError:
                     raise
                 except Exception as error:
                     if work.writes != before or work.tainted:
                         raise
-                    outcomes.append(_Outcome(None, error))  # it belongs to its own waiter alone
+                    outcomes.append(Outcome(None, error))  # it belongs to its own waiter alone
             work.flush()
         except Exception:  # its waiter hears of it when the requests run one by one
             work.rollback()
@@ -195,11 +188,11 @@ class Writer:
         self._commit(None)
         return outcomes
 
-    def _alone(self, request: _Request) -> _Outcome:
+    def _alone(self, request: _Request) -> Outcome:
         try:
-            return _Outcome(self._one(request.work, None), None)
+            return Outcome(self._one(request.work, None), None)
         except Exception as error:  # it belongs to its own waiter alone
-            return _Outcome(None, error)
+            return Outcome(None, error)
 
     def _one(self, request: Callable[[Workspace], R], held: list[BaseException] | None) -> R:
         """One request in a transaction of its own."""
@@ -246,27 +239,3 @@ class Writer:
 
 
 # -- telling
-
-
-def _tell(batch: list[_Request], outcomes: list[_Outcome]) -> None:
-    """Let everybody know who waits; an event loop once for all its coroutines."""
-    loops: dict[asyncio.AbstractEventLoop, list[tuple[LoopFuture[object], _Outcome]]] = {}
-    for request, outcome in zip(batch, outcomes, strict=True):
-        future = request.future
-        if isinstance(future, LoopFuture):
-            loops.setdefault(future.get_loop(), []).append((future, outcome))
-        else:
-            _settle([(future, outcome)])
-    for loop, told in loops.items():
-        try:
-            loop.call_soon_threadsafe(_settle, told)
-        except RuntimeError:
-            continue  # the loop was closed: nobody waits there any more
-
-
-def _settle(told: Sequence[tuple[Future[object] | LoopFuture[object], _Outcome]]) -> None:
-    for future, (answer, error) in told:
-        if error is None:
-            future.set_result(answer)
-        else:
-            future.set_exception(error)
